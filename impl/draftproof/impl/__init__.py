@@ -1,0 +1,1 @@
+"""What runs: the proven transitions, their contracts, their compiled form and the command line."""

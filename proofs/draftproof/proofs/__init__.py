@@ -1,0 +1,1 @@
+"""Why it holds: obligations about the very functions of `draftproof.impl`, and the solvers that decide them."""

@@ -1,0 +1,131 @@
+"""An obligation: hypotheses, a goal, and what a person needs to know about it.
+
+Deciding one asks both solvers for a counterexample (hypotheses and not goal). Proved means that both
+say there is none. A counterexample is `refuted`, a resource limit or a disagreement is `unknown`;
+neither ever counts as proved. Whether the hypotheses can be met at all is decided apart
+(`vacuous`), so that nothing is proved from a contradiction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import z3
+
+from draftproof.proofs.carrier_z3 import floor_facts
+from draftproof.proofs.solvers import CVC5_RESOURCES, Z3_RESOURCES, ask_cvc5, ask_z3, to_smtlib
+
+
+class Obligation(NamedTuple):
+    """One claim about the code. `hypotheses` are named, so that the ones a proof needs can be shown."""
+
+    name: str
+    """Unique, a path: `output/effect/frontier`."""
+    kind: str
+    """`effect`, `invariant`, `theorem`, `refinement`, `integers`, `axiom`, ..."""
+    theorem: str
+    """The theorem it belongs to (`T2`, `R1`, `effects`, `invariants`)."""
+    hypotheses: dict[str, Any]
+    goal: Any
+    assumption_group: str = ""
+    """Obligations of one group share their hypotheses: satisfiability is checked once per group."""
+
+
+class Verdict(NamedTuple):
+    """The outcome of one obligation."""
+
+    name: str
+    kind: str
+    theorem: str
+    outcome: str
+    """`proved`, `refuted`, `unknown` or `disagreement`."""
+    z3: str
+    cvc5: str
+    z3_seconds: float
+    cvc5_seconds: float
+    counterexample: dict[str, str]
+
+
+def formulas(obligation: Obligation) -> list[Any]:
+    """Hypotheses and negated goal, with the floor facts that they need."""
+    stated = [
+        _formula(fact) for fact in obligation.hypotheses.values()
+    ] + [z3.Not(_formula(obligation.goal))]
+    return stated + floor_facts(stated)
+
+
+def _formula(value: Any) -> Any:
+    """A z3 formula; a goal that folded to a Python truth value becomes a constant."""
+    return z3.BoolVal(value) if isinstance(value, bool) else value
+
+
+def outcome_of(z3_verdict: str, cvc5_verdict: str) -> str:
+    """Proved only if both say so; the two contradicting each other is its own failure."""
+    pair = {z3_verdict, cvc5_verdict}
+    if pair == {"unsat"}:
+        return "proved"
+    if pair == {"sat", "unsat"}:
+        return "disagreement"
+    if z3_verdict == "sat" or cvc5_verdict == "sat":
+        return "refuted"
+    return "unknown"
+
+
+def counterexample(model: Any) -> dict[str, str]:
+    """The integers and truth values of a model, by name."""
+    return {
+        str(declaration): str(model[declaration])
+        for declaration in sorted(model.decls(), key=str)
+        if declaration.arity() == 0 and "!" not in str(declaration)
+    }
+
+
+def decide(
+    obligation: Obligation, z3_resources: int = Z3_RESOURCES, cvc5_resources: int = CVC5_RESOURCES
+) -> Verdict:
+    """Ask both solvers for a counterexample."""
+    asked = formulas(obligation)
+    first = ask_z3(asked, z3_resources)
+    second = ask_cvc5(to_smtlib(asked), cvc5_resources)
+    return Verdict(
+        name=obligation.name,
+        kind=obligation.kind,
+        theorem=obligation.theorem,
+        outcome=outcome_of(first.verdict, second.verdict),
+        z3=first.verdict,
+        cvc5=second.verdict,
+        z3_seconds=first.seconds,
+        cvc5_seconds=second.seconds,
+        counterexample=counterexample(first.model) if first.model is not None else {},
+    )
+
+
+def satisfiable(hypotheses: dict[str, Any]) -> bool:
+    """Whether some state meets the hypotheses: otherwise everything follows from them. z3 must say so."""
+    stated = [_formula(fact) for fact in hypotheses.values()]
+    return ask_z3(stated + floor_facts(stated)).verdict == "sat"
+
+
+def needed_hypotheses(obligation: Obligation) -> tuple[str, ...]:
+    """A minimal set of named hypotheses from which z3 still proves the goal (an unsat core, shrunk)."""
+    stated = {name: _formula(fact) for name, fact in obligation.hypotheses.items()}
+    goal = z3.Not(_formula(obligation.goal))
+    facts = floor_facts([*stated.values(), goal])
+    solver = z3.Solver()
+    solver.set("rlimit", Z3_RESOURCES)
+    solver.set("unsat_core", True)
+    solver.set("core.minimize", True)
+    solver.add(goal, *facts)
+    markers = {}
+    for name, fact in stated.items():
+        marker = z3.Bool(f"hypothesis:{name}")
+        markers[str(marker)] = name
+        solver.assert_and_track(fact, marker)
+    if str(solver.check()) != "unsat":
+        return ()
+    core = {str(marker) for marker in solver.unsat_core()}
+    return tuple(markers[marker] for marker in markers if marker in core)
+
+
+Builder = Callable[[], list[Obligation]]

@@ -1,0 +1,1 @@
+"""What must hold: the vocabulary, the rules and the theorems of draftproof. Imports nobody."""
