@@ -234,9 +234,7 @@ def end_turn(ledger: Ledger, rules: Rules) -> Ledger:
         num_in_flight_tokens=ledger.num_in_flight_tokens,
         num_stale_tokens=ledger.num_in_flight_tokens,
         num_draft_tokens=0,
-        num_registered_tokens=maximum(
-            ledger.num_registered_tokens, registrable(num_computed_tokens, rules)
-        ),
+        num_registered_tokens=maximum(ledger.num_registered_tokens, registrable(num_computed_tokens, rules)),
         num_trimmed_tokens=0,
         stop_pending=0,
         num_registered_at_preemption=ledger.num_registered_at_preemption,

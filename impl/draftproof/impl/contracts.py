@@ -57,7 +57,10 @@ def format_changes(before: State, after: State) -> str:
     """`N 46 to 48, C 49 to 48`: every counter that differs, ghosts last."""
     changes = [
         f"{symbol} {old} to {new}"
-        for symbols, records in ((SYMBOLS, (before.ledger, after.ledger)), (GHOST_SYMBOLS, (before.ghosts, after.ghosts)))
+        for symbols, records in (
+            (SYMBOLS, (before.ledger, after.ledger)),
+            (GHOST_SYMBOLS, (before.ghosts, after.ghosts)),
+        )
         for field, symbol in symbols.items()
         if (old := getattr(records[0], field)) != (new := getattr(records[1], field))
     ]

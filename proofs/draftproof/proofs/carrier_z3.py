@@ -93,9 +93,10 @@ def facts_of_one(tokens: Any, block: Any, floor: Any) -> Iterator[Any]:
 
 
 def facts_of_two(first: Any, floor: Any, second: Any, other_floor: Any, block: Any) -> Iterator[Any]:
-    """What is true of two floors to the same block size: order is kept, and a block has one floor."""
+    """What is true of two floors to the same block size: order, one floor a block, a block less."""
     yield z3.Implies(first <= second, floor <= other_floor)
     yield z3.Implies(z3.And(floor <= second, second < floor + block), other_floor == floor)
+    yield z3.Implies(second == floor - block, other_floor == second)
 
 
 def floor_facts(formulas: Iterable[Any]) -> list[Any]:
@@ -116,10 +117,7 @@ def symbols(kind: type, prefix: str = "") -> Any:
     """An instance of a NamedTuple whose fields are z3 constants named after them."""
     fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
     return kind(
-        *[
-            z3.Bool(prefix + field) if field in BOOLEAN_FIELDS else z3.Int(prefix + field)
-            for field in fields
-        ]
+        *[z3.Bool(prefix + field) if field in BOOLEAN_FIELDS else z3.Int(prefix + field) for field in fields]
     )
 
 

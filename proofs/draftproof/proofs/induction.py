@@ -56,11 +56,19 @@ def transition_obligations(name: str, code: Code | None = None) -> list[Obligati
         for key, goal in invariants(after, rules).items()
     ]
     claims += [
-        (f"theorem/{theorem.theorem}/{theorem.name}", "theorem", theorem.theorem, theorem.predicate(before, rules, event, after))
+        (
+            f"theorem/{theorem.theorem}/{theorem.name}",
+            "theorem",
+            theorem.theorem,
+            theorem.predicate(before, rules, event, after),
+        )
         for theorem in STEP_THEOREMS
         if name in theorem.transitions
     ]
-    return [Obligation(f"{name}/{path}", kind, theorem, assumed, goal, name) for path, kind, theorem, goal in claims]
+    return [
+        Obligation(f"{name}/{path}", kind, theorem, assumed, goal, name)
+        for path, kind, theorem, goal in claims
+    ]
 
 
 def base_obligations() -> list[Obligation]:

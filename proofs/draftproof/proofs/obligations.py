@@ -49,9 +49,7 @@ class Verdict(NamedTuple):
 
 def formulas(obligation: Obligation) -> list[Any]:
     """Hypotheses and negated goal, with the floor facts that they need."""
-    stated = [
-        _formula(fact) for fact in obligation.hypotheses.values()
-    ] + [z3.Not(_formula(obligation.goal))]
+    stated = [_formula(fact) for fact in obligation.hypotheses.values()] + [z3.Not(_formula(obligation.goal))]
     return stated + floor_facts(stated)
 
 

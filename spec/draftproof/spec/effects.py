@@ -155,8 +155,7 @@ def draft(before: State, rules: Rules, event: Draft, after: State) -> Conditions
 
 def chunk_output(before: State, rules: Rules, event: ChunkOutput, after: State) -> Conditions:
     return {
-        "returned": num_live_in_flight(before.ledger)
-        == num_live_in_flight(after.ledger) + event.num_returned
+        "returned": num_live_in_flight(before.ledger) == num_live_in_flight(after.ledger) + event.num_returned
     }
 
 
@@ -195,7 +194,9 @@ def preempt(before: State, rules: Rules, event: Preempt, after: State) -> Condit
         "nothing_live": new.num_stale_tokens == new.num_in_flight_tokens,
         "drop_as_told": implies(event.drop, new.drop_stale),
         "dropped_stays_dropped": implies(dropped_before, new.drop_stale),
-        "dropped_only_then": implies(both(negate(event.drop), negate(dropped_before)), negate(new.drop_stale)),
+        "dropped_only_then": implies(
+            both(negate(event.drop), negate(dropped_before)), negate(new.drop_stale)
+        ),
         "published": publishes(
             old.num_registered_tokens,
             new.num_registered_at_preemption,
@@ -245,9 +246,7 @@ def finish(before: State, rules: Rules, event: Finish, after: State) -> Conditio
     old, new = before.ledger, after.ledger
     return {
         "finished": new.status == FINISHED,
-        "stop_handled": all_of(
-            new.num_draft_tokens == 0, new.num_trimmed_tokens == 0, new.stop_pending == 0
-        ),
+        "stop_handled": all_of(new.num_draft_tokens == 0, new.num_trimmed_tokens == 0, new.stop_pending == 0),
         "published": publishes(
             old.num_registered_tokens,
             new.num_registered_tokens,

@@ -76,17 +76,7 @@ class Abort(NamedTuple):
 
 
 Event = (
-    Admit
-    | Schedule
-    | Draft
-    | ChunkOutput
-    | Output
-    | Preempt
-    | StaleOutput
-    | EndTurn
-    | Fold
-    | Finish
-    | Abort
+    Admit | Schedule | Draft | ChunkOutput | Output | Preempt | StaleOutput | EndTurn | Fold | Finish | Abort
 )
 
 EVENTS: dict[str, type[Event]] = {

@@ -103,9 +103,7 @@ def chunk_output(state: State, rules: Rules, event: ChunkOutput) -> Ghosts:
     ghosts = state.ghosts
     return ghosts._replace(
         num_prefill_in_flight=ghosts.num_prefill_in_flight - event.num_returned,
-        num_settled_tokens=minimum(
-            ghosts.num_settled_tokens + event.num_returned, ghosts.num_valid_tokens
-        ),
+        num_settled_tokens=minimum(ghosts.num_settled_tokens + event.num_returned, ghosts.num_valid_tokens),
     )
 
 

@@ -129,9 +129,7 @@ def stale_output(state: State, rules: Rules, event: StaleOutput) -> Conditions:
         "no_stop_pending": ledger.stop_pending == 0,
         "head_is_stale": ledger.num_stale_tokens > 0,
         "at_least_one": event.num_returned >= 1,
-        "kept_were_generated": both(
-            event.num_kept >= 0, event.num_kept <= rules.num_speculative_tokens + 1
-        ),
+        "kept_were_generated": both(event.num_kept >= 0, event.num_kept <= rules.num_speculative_tokens + 1),
         "stop_needs_a_delivered_token": both(
             is_flag(event.stopped),
             implies(event.stopped == 1, both(event.num_kept >= 1, negate(ledger.drop_stale))),

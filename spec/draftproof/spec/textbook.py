@@ -141,9 +141,7 @@ def finish(ledger: Ledger, rules: Rules) -> Ledger:
         settled = ledger.num_computed_tokens + ledger.num_trimmed_tokens - ledger.num_in_flight_tokens
         if settled > ledger.num_tokens:
             settled = ledger.num_tokens
-        ledger = ledger._replace(
-            num_registered_tokens=grown(ledger.num_registered_tokens, settled, rules)
-        )
+        ledger = ledger._replace(num_registered_tokens=grown(ledger.num_registered_tokens, settled, rules))
     return ledger._replace(num_draft_tokens=0, num_trimmed_tokens=0, stop_pending=0, status=FINISHED)
 
 

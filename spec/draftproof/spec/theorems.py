@@ -243,9 +243,7 @@ def preemption_registers_settled(before: State, rules: Rules, event: Any, after:
 def turn_end_registers_all_kept(before: State, rules: Rules, event: Any, after: State) -> bool:
     """Of a running request exactly floor_B(N - 1) (less the fence), of a preempted one nothing."""
     old, new = before.ledger, after.ledger
-    publishable = floor_to_block(
-        maximum(old.num_tokens - 1 - rules.registration_fence, 0), rules.block_size
-    )
+    publishable = floor_to_block(maximum(old.num_tokens - 1 - rules.registration_fence, 0), rules.block_size)
     return both(
         implies(
             old.status == RUNNING,

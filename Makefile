@@ -1,0 +1,101 @@
+# What a contributor runs. A fresh clone needs make, Python 3.11 to 3.13, pip and a package index; each target
+# first installs what it lacks into .venv. Settings, given as `make test TORCH=no`:
+#   PYTHON=...   the interpreter to build .venv with; by default python3, if it fits, else the newest that does
+#   TORCH=no     leave torch out: `make test` then skips what needs it
+
+PYTHON ?=
+TORCH ?= yes
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
+
+# A stamp says that an install finished: it is touched last, so an interrupted one runs again.
+PROVE := $(VENV)/.prove.stamp
+TEST := $(VENV)/.test.stamp
+TORCH_STAMP := $(VENV)/.torch.stamp
+LINT := $(VENV)/.lint.stamp
+MUTANTS := $(VENV)/.mutants.stamp
+
+.PHONY: help prove prove-full test lint report bench mutants clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "On Linux torch is a CUDA build of several gigabytes unless pip is pointed at an index of CPU builds"
+	@echo "(PIP_EXTRA_INDEX_URL=... make test) or torch is left out (make test TORCH=no)."
+
+prove: $(PROVE) ## prove every obligation for all sizes (no torch needed)
+	@$(BIN)/draftproof prove
+
+prove-full: $(PROVE) ## prove, and repeat everything with the second solver and the slow carriers
+	@$(BIN)/draftproof prove --full
+
+test: $(TEST) $(if $(filter-out no,$(TORCH)),$(TORCH_STAMP)) ## run the tests
+	@$(BIN)/python -m pytest
+
+# Node comes from the environment, and the check for a newer pyright, which would need the network, is off.
+lint: export PYRIGHT_PYTHON_GLOBAL_NODE = off
+lint: export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+lint: $(LINT) ## check style, types (mypy, pyright) and the order of the layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy spec impl proofs gpu tests
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports --no-logo
+
+report: $(PROVE) ## write the proofs as one HTML page, build/report.html
+	@mkdir -p build
+	@$(BIN)/draftproof report --output build/report.html
+
+bench: $(PROVE) ## time the accounting
+	@$(BIN)/python tests/benchmarks/accounting.py
+
+mutants: $(MUTANTS) ## break the code on purpose and count what the proofs notice
+	@$(BIN)/draftproof mutants
+
+clean: ## remove what was built, but not .venv
+	@rm -rf build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	@find spec impl proofs gpu tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv too
+	@rm -rf $(VENV)
+
+# ---- installing ----------------------------------------------------------------------------------------------
+
+# A candidate is run, not only found: a name on the path may be a stub for an interpreter that is not there.
+$(VENV)/.python.stamp:
+	@for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
+	  if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then \
+	    "$$python" -c 'import ensurepip, venv' 2>/dev/null || { \
+	      echo "$$python cannot make virtual environments: install its venv module (on Debian or Ubuntu: apt-get install python3-venv)." >&2; exit 1; }; \
+	    "$$python" -m venv $(VENV) && touch $@; exit; \
+	  fi; \
+	done; \
+	echo "draftproof needs Python 3.11, 3.12 or 3.13 and found none$(if $(PYTHON), at $(PYTHON)): install one, or name it with PYTHON=/path/to/python3.12." >&2; exit 1
+
+$(PROVE): $(VENV)/.python.stamp pyproject.toml constraints/prove.txt
+	@echo "installing draftproof and the solvers into $(VENV) (about a minute)"
+	@$(PIP_INSTALL) -c constraints/prove.txt -e '.[prove]'
+	@touch $@
+
+$(TEST): $(PROVE) constraints/test.txt
+	@echo "installing the test tools into $(VENV)"
+	@$(PIP_INSTALL) -c constraints/test.txt -e '.[test]'
+	@touch $@
+
+$(TORCH_STAMP): $(TEST) constraints/gpu.txt
+	@echo "installing torch into $(VENV)"
+	@$(PIP_INSTALL) -c constraints/gpu.txt -e '.[gpu]'
+	@touch $@
+
+# On top of the tests: their types are checked too.
+$(LINT): $(TEST) constraints/lint.txt
+	@echo "installing the linters into $(VENV)"
+	@$(PIP_INSTALL) -c constraints/lint.txt -e '.[lint]'
+	@touch $@
+
+$(MUTANTS): $(PROVE) constraints/mutants.txt
+	@echo "installing the mutation tools into $(VENV)"
+	@$(PIP_INSTALL) -c constraints/mutants.txt -e '.[mutants]'
+	@touch $@

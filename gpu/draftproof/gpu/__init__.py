@@ -1,0 +1,1 @@
+"""Where it runs fast: the part of draftproof that needs a device."""

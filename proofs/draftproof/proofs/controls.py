@@ -1,0 +1,37 @@
+"""A control: a claim that must fail, or the proofs next to it would prove anything.
+
+Dropping a named assumption, or stating one thing too much, must leave at least one obligation with a
+counterexample. Here z3's `sat` is enough: a counterexample is evidence by itself, unlike a proof.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from draftproof.proofs.obligations import Obligation, formulas
+from draftproof.proofs.solvers import Z3_RESOURCES, ask_z3
+
+
+class Control(NamedTuple):
+    """Obligations of which at least one must be refuted."""
+
+    name: str
+    sentence: str
+    """What was dropped, or what is claimed too much, in words."""
+    kind: str
+    """`assumption` (one was dropped) or `statement` (one was added, or made wrong)."""
+    obligations: list[Obligation]
+
+
+def decide_control(control: Control, resources: int = Z3_RESOURCES) -> str:
+    """`refuted` as soon as z3 finds a counterexample; `not noticed` if all are proved; else `unknown`.
+
+    Only `refuted` is a pass.
+    """
+    verdicts = []
+    for obligation in control.obligations:
+        verdict = ask_z3(formulas(obligation), resources).verdict
+        if verdict == "sat":
+            return "refuted"
+        verdicts.append(verdict)
+    return "not noticed" if verdicts and all(verdict == "unsat" for verdict in verdicts) else "unknown"

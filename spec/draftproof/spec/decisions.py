@@ -1,0 +1,548 @@
+"""Decisions: the numbers a scheduler computes from a ledger without changing it, and what they must obey.
+
+How many tokens to schedule, how many slots to hold, what a look-up may hit, what to count. A decision
+is a pure branch-free function `(ledger, rules, *inputs)` in `draftproof.impl.decisions`; here are its
+inputs, what the caller guarantees (`ASSUMPTIONS`) and the relation its result must satisfy
+(`RELATIONS`). Relations may use ghosts; decisions never see them. All counts are tokens unless said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from draftproof.spec.algebra import all_of, any_of, both, either, floor_to_block, implies, minimum, negate
+from draftproof.spec.ghosts import State
+from draftproof.spec.guards import num_schedulable, schedulable
+from draftproof.spec.ledger import PAUSED, RUNNING, Rules
+
+Conditions = dict[str, bool]
+
+
+class TokensToSchedule(NamedTuple):
+    """How large a step may be. `chunk_alignment`: prefill chunks end on its multiples (recurrent state)."""
+
+    token_budget: int
+    max_model_len: int
+    max_num_tokens: int
+    num_awaited_outputs: int
+    chunk_alignment: int
+
+
+class DraftsAllowed(NamedTuple):
+    """How many drafts the drafter may propose."""
+
+    max_model_len: int
+
+
+class TokensToKeep(NamedTuple):
+    """How many generated tokens stay. `stop_index`: the first one a stop rule hits, `num_generated` if none."""
+
+    num_generated: int
+    stop_index: int
+    max_num_tokens: int
+
+
+class SlotsToReserve(NamedTuple):
+    """How many KV slots a dispatched request must hold."""
+
+    num_lookahead_tokens: int
+
+
+class SlotsToAdmit(NamedTuple):
+    """How many KV slots must be free before a waiting or preempted request starts."""
+
+    num_lookahead_tokens: int
+
+
+class WindowToPrune(NamedTuple):
+    """How many leading tokens sliding-window layers never read again."""
+
+    window: int
+
+
+class MayRelease(NamedTuple):
+    """Whether the blocks of a request that left may be handed to others."""
+
+    num_pending_transfers: int
+
+
+class LookupHit(NamedTuple):
+    """How much of a run of `num_matching_tokens` found in the cache may be used."""
+
+    num_matching_tokens: int
+    drops_block: bool
+
+
+class CheckpointToKeep(NamedTuple):
+    """Which boundary of the prompt a recurrent layer keeps its state at."""
+
+    drops_block: bool
+
+
+class WindowToSave(NamedTuple):
+    """Up to where window layers store blocks, so that a look-up can hit `num_boundary_tokens`."""
+
+    num_boundary_tokens: int
+    drops_block: bool
+
+
+class HashesToKeep(NamedTuple):
+    """Of how many leading tokens the block hashes stay valid when the next chunk arrives."""
+
+
+class KnownLookahead(NamedTuple):
+    """How many known tokens follow a prefill chunk that ends at `num_end_tokens`."""
+
+    num_end_tokens: int
+    num_lookahead_tokens: int
+
+
+class DraftBuffer(NamedTuple):
+    """How many tokens a drafter's input buffers must hold."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+class SeatsFree(NamedTuple):
+    """How many more requests this step may take."""
+
+    num_scheduled_requests: int
+    num_resident_requests: int
+    max_num_seqs: int
+
+
+class Metrics(NamedTuple):
+    """What is reported about a request."""
+
+    num_admissions: int
+    num_cached_tokens: int
+    num_external_tokens: int
+    num_verified_steps: int
+    num_drafts_verified: int
+    num_drafts_accepted: int
+    num_emitted_tokens: int
+
+
+class CountAdmission(NamedTuple):
+    """A request is admitted with a hit, part of it from an external cache."""
+
+    metrics: Metrics
+    num_hit_tokens: int
+    num_external_tokens: int
+
+
+class CountOutput(NamedTuple):
+    """A step that verified drafts returned."""
+
+    metrics: Metrics
+    num_drafts: int
+    num_accepted: int
+    num_kept: int
+
+
+DECISIONS: dict[str, type[Any]] = {
+    "tokens_to_schedule": TokensToSchedule,
+    "drafts_allowed": DraftsAllowed,
+    "tokens_to_keep": TokensToKeep,
+    "slots_to_reserve": SlotsToReserve,
+    "slots_to_admit": SlotsToAdmit,
+    "window_to_prune": WindowToPrune,
+    "may_release": MayRelease,
+    "lookup_hit": LookupHit,
+    "checkpoint_to_keep": CheckpointToKeep,
+    "window_to_save": WindowToSave,
+    "hashes_to_keep": HashesToKeep,
+    "known_lookahead": KnownLookahead,
+    "draft_buffer": DraftBuffer,
+    "seats_free": SeatsFree,
+    "count_admission": CountAdmission,
+    "count_output": CountOutput,
+}
+
+
+def _metrics_hold(metrics: Metrics) -> bool:
+    return all_of(
+        metrics.num_admissions >= 0,
+        metrics.num_external_tokens >= 0,
+        metrics.num_external_tokens <= metrics.num_cached_tokens,
+        metrics.num_verified_steps >= 0,
+        metrics.num_drafts_accepted >= 0,
+        metrics.num_drafts_accepted <= metrics.num_drafts_verified,
+        metrics.num_emitted_tokens >= metrics.num_drafts_accepted,
+    )
+
+
+def assume_tokens_to_schedule(state: State, rules: Rules, asked: TokensToSchedule) -> Conditions:
+    return {
+        "schedulable": schedulable(state, rules),
+        "limits": all_of(asked.token_budget >= 0, asked.chunk_alignment >= 1, asked.num_awaited_outputs >= 0),
+    }
+
+
+def tokens_to_schedule(state: State, rules: Rules, asked: TokensToSchedule, chosen: int) -> Conditions:
+    ledger = state.ledger
+    end = ledger.num_computed_tokens + chosen
+    room = asked.max_model_len - 1 - ledger.num_computed_tokens
+    at_limit = ledger.num_tokens + asked.num_awaited_outputs >= asked.max_num_tokens
+    return {
+        "within_budget": both(chosen >= 0, chosen <= asked.token_budget),
+        "within_wanted": either(chosen == 0, chosen <= num_schedulable(ledger)),
+        "within_model_length": either(chosen == 0, end <= asked.max_model_len - 1),
+        "chunk_is_aligned": any_of(
+            chosen == 0,
+            end >= ledger.num_tokens,
+            end == floor_to_block(end, asked.chunk_alignment),
+        ),
+        # Every awaited output brings at least one token: then no further step is needed.
+        "nothing_past_the_limit": implies(at_limit, chosen == 0),
+        # Short of that, drafts in flight may all be rejected: the request must not be passed over.
+        "never_passed_over": implies(
+            all_of(
+                negate(at_limit),
+                num_schedulable(ledger) >= 1,
+                asked.token_budget >= asked.chunk_alignment,
+                room >= asked.chunk_alignment,
+            ),
+            chosen >= 1,
+        ),
+        "as_much_as_allowed": implies(
+            both(negate(at_limit), chosen >= 1),
+            any_of(
+                chosen == num_schedulable(ledger),
+                chosen == asked.token_budget,
+                chosen == room,
+                both(
+                    end < ledger.num_tokens,
+                    minimum(asked.token_budget, room) - chosen < asked.chunk_alignment,
+                ),
+            ),
+        ),
+    }
+
+
+def assume_drafts_allowed(state: State, rules: Rules, asked: DraftsAllowed) -> Conditions:
+    return {"known_fits": state.ledger.num_tokens <= asked.max_model_len}
+
+
+def drafts_allowed(state: State, rules: Rules, asked: DraftsAllowed, chosen: int) -> Conditions:
+    return {
+        "within_limit": both(chosen >= 0, chosen <= rules.num_speculative_tokens),
+        "within_model_length": state.ledger.num_tokens + chosen <= asked.max_model_len,
+        "as_many_as_allowed": either(
+            chosen == rules.num_speculative_tokens,
+            state.ledger.num_tokens + chosen == asked.max_model_len,
+        ),
+    }
+
+
+def assume_tokens_to_keep(state: State, rules: Rules, asked: TokensToKeep) -> Conditions:
+    return {
+        "something_generated": asked.num_generated >= 1,
+        "stop_index": both(asked.stop_index >= 0, asked.stop_index <= asked.num_generated),
+        "room_is_left": state.ledger.num_tokens < asked.max_num_tokens,
+    }
+
+
+def tokens_to_keep(state: State, rules: Rules, asked: TokensToKeep, chosen: int) -> Conditions:
+    room = asked.max_num_tokens - state.ledger.num_tokens
+    return {
+        "were_generated": both(chosen >= 1, chosen <= asked.num_generated),
+        "nothing_after_a_stop": chosen <= asked.stop_index + 1,
+        "within_the_limit": chosen <= room,
+        # The visible end is the smallest index at which any rule fires.
+        "as_many_as_allowed": any_of(
+            chosen == asked.num_generated, chosen == asked.stop_index + 1, chosen == room
+        ),
+    }
+
+
+def assume_slots_to_reserve(state: State, rules: Rules, asked: SlotsToReserve) -> Conditions:
+    return {"lookahead": asked.num_lookahead_tokens >= 0}
+
+
+def slots_to_reserve(state: State, rules: Rules, asked: SlotsToReserve, chosen: int) -> Conditions:
+    """The frontier, plus all that is awaited beyond it, plus the drafter's look-ahead; no more."""
+    furthest = state.ledger.num_computed_tokens - state.ghosts.num_awaited_samples
+    return {
+        "covers_every_write": chosen
+        >= furthest + state.ghosts.num_awaited_samples + asked.num_lookahead_tokens,
+        "reserves_no_more": chosen
+        <= furthest + state.ghosts.num_awaited_samples + asked.num_lookahead_tokens,
+    }
+
+
+def assume_slots_to_admit(state: State, rules: Rules, asked: SlotsToAdmit) -> Conditions:
+    return {"lookahead": asked.num_lookahead_tokens >= 0}
+
+
+def slots_to_admit(state: State, rules: Rules, asked: SlotsToAdmit, chosen: int) -> Conditions:
+    """A resumed request must reach new text before it can be preempted again for lack of blocks."""
+    return {
+        "all_known_fit": chosen >= state.ledger.num_tokens + asked.num_lookahead_tokens,
+        "reserves_no_more": chosen <= state.ledger.num_tokens + asked.num_lookahead_tokens,
+    }
+
+
+def assume_window_to_prune(state: State, rules: Rules, asked: WindowToPrune) -> Conditions:
+    return {"running": state.ledger.status == RUNNING, "window": asked.window >= 1}
+
+
+def window_to_prune(state: State, rules: Rules, asked: WindowToPrune, chosen: int) -> Conditions:
+    """The oldest step in flight reads the window below the settled frontier."""
+    settled = state.ledger.num_computed_tokens - (
+        state.ledger.num_in_flight_tokens - state.ledger.num_stale_tokens
+    )
+    return {
+        "whole_blocks": chosen == floor_to_block(chosen, rules.block_size),
+        "nothing_still_read": either(
+            chosen == 0, chosen <= state.ghosts.num_settled_tokens - asked.window + 1
+        ),
+        "within_frontier": both(chosen >= 0, either(chosen == 0, chosen < settled + 1)),
+        "nothing_kept_in_vain": settled - asked.window + 1 - chosen < rules.block_size,
+    }
+
+
+def assume_may_release(state: State, rules: Rules, asked: MayRelease) -> Conditions:
+    return {"transfers": asked.num_pending_transfers >= 0}
+
+
+def may_release(state: State, rules: Rules, asked: MayRelease, chosen: bool) -> Conditions:
+    """No step in flight, of any life, and no transfer still reads or writes the blocks."""
+    in_use = either(state.ledger.num_in_flight_tokens > 0, asked.num_pending_transfers > 0)
+    return {
+        "not_while_in_use": implies(chosen, negate(in_use)),
+        "as_soon_as_idle": implies(negate(in_use), chosen),
+    }
+
+
+def assume_lookup_hit(state: State, rules: Rules, asked: LookupHit) -> Conditions:
+    return {
+        "matching_is_whole_blocks": both(
+            asked.num_matching_tokens >= 0,
+            asked.num_matching_tokens == floor_to_block(asked.num_matching_tokens, rules.block_size),
+        )
+    }
+
+
+def lookup_hit(state: State, rules: Rules, asked: LookupHit, chosen: int) -> Conditions:
+    """At most N - 1, whole blocks; a drafter that needs the block after a hit gives one block back."""
+    given_back = chosen + rules.block_size
+    return {
+        "whole_blocks": both(chosen >= 0, chosen == floor_to_block(chosen, rules.block_size)),
+        "leaves_a_token": chosen <= state.ledger.num_tokens - 1,
+        "was_found": chosen <= asked.num_matching_tokens,
+        "gives_a_block_back": implies(
+            both(asked.drops_block, chosen > 0),
+            both(given_back <= asked.num_matching_tokens, given_back <= state.ledger.num_tokens - 1),
+        ),
+        "nothing_left_out": any_of(
+            both(negate(asked.drops_block), chosen == asked.num_matching_tokens),
+            both(negate(asked.drops_block), state.ledger.num_tokens - 1 - chosen < rules.block_size),
+            both(asked.drops_block, asked.num_matching_tokens - given_back <= 0),
+            both(asked.drops_block, state.ledger.num_tokens - 1 - given_back < rules.block_size),
+        ),
+    }
+
+
+def assume_checkpoint_to_keep(state: State, rules: Rules, asked: CheckpointToKeep) -> Conditions:
+    return {}
+
+
+def checkpoint_to_keep(state: State, rules: Rules, asked: CheckpointToKeep, chosen: int) -> Conditions:
+    """The last boundary a longer look-up can hit; without a drafter's drop, also a repeat of the prompt."""
+    num_prompt = state.ledger.num_prompt_tokens
+    return {
+        "on_a_boundary": both(chosen >= 0, chosen == floor_to_block(chosen, rules.block_size)),
+        "reachable": either(
+            chosen == 0,
+            both(
+                implies(asked.drops_block, chosen <= num_prompt - rules.block_size),
+                implies(negate(asked.drops_block), chosen <= num_prompt - 1),
+            ),
+        ),
+        "the_last_such": both(
+            implies(asked.drops_block, num_prompt - rules.block_size - chosen < rules.block_size),
+            implies(negate(asked.drops_block), num_prompt - 1 - chosen < rules.block_size),
+        ),
+    }
+
+
+def assume_window_to_save(state: State, rules: Rules, asked: WindowToSave) -> Conditions:
+    return {
+        "boundary_is_whole_blocks": both(
+            asked.num_boundary_tokens >= 0,
+            asked.num_boundary_tokens == floor_to_block(asked.num_boundary_tokens, rules.block_size),
+        )
+    }
+
+
+def window_to_save(state: State, rules: Rules, asked: WindowToSave, chosen: int) -> Conditions:
+    """A look-up gives one block back under the drop rule, so that block must have been stored too."""
+    return {
+        "lookup_reaches_boundary": implies(
+            asked.drops_block, chosen - rules.block_size >= asked.num_boundary_tokens
+        ),
+        "boundary_is_stored": chosen >= asked.num_boundary_tokens,
+        "stores_no_more": chosen <= asked.num_boundary_tokens + rules.block_size,
+        "no_extra_without_drop": implies(negate(asked.drops_block), chosen == asked.num_boundary_tokens),
+    }
+
+
+def assume_hashes_to_keep(state: State, rules: Rules, asked: HashesToKeep) -> Conditions:
+    return {"between_turns": state.ledger.status == PAUSED}
+
+
+def hashes_to_keep(state: State, rules: Rules, asked: HashesToKeep, chosen: int) -> Conditions:
+    """The fold keeps N - 1 tokens: exactly their whole blocks keep their hashes."""
+    return {
+        "whole_blocks": both(chosen >= 0, chosen == floor_to_block(chosen, rules.block_size)),
+        "of_kept_tokens": chosen <= state.ledger.num_tokens - 1,
+        "all_of_them": state.ledger.num_tokens - 1 - chosen < rules.block_size,
+    }
+
+
+def assume_known_lookahead(state: State, rules: Rules, asked: KnownLookahead) -> Conditions:
+    return {
+        "within_known": both(asked.num_end_tokens >= 0, asked.num_end_tokens <= state.ledger.num_tokens),
+        "lookahead": asked.num_lookahead_tokens >= 0,
+    }
+
+
+def known_lookahead(state: State, rules: Rules, asked: KnownLookahead, chosen: int) -> Conditions:
+    """A drafter at a chunk's edge reads known tokens wherever there are any, prompt or output."""
+    return {
+        "are_known": both(chosen >= 0, asked.num_end_tokens + chosen <= state.ledger.num_tokens),
+        "within_lookahead": chosen <= asked.num_lookahead_tokens,
+        "none_left_out": either(
+            chosen == asked.num_lookahead_tokens, asked.num_end_tokens + chosen == state.ledger.num_tokens
+        ),
+    }
+
+
+def assume_draft_buffer(state: State, rules: Rules, asked: DraftBuffer) -> Conditions:
+    return {"sizes": both(asked.max_num_batched_tokens >= 1, asked.max_num_seqs >= 1)}
+
+
+def draft_buffer(state: State, rules: Rules, asked: DraftBuffer, chosen: int) -> Conditions:
+    """A draft model takes one token more per request than the target; a parallel drafter 1 + K each."""
+    one_more_each = asked.max_num_batched_tokens + asked.max_num_seqs
+    in_parallel = asked.max_num_seqs * (1 + rules.num_speculative_tokens)
+    return {
+        "holds_the_target_batch": chosen >= one_more_each,
+        "holds_parallel_drafts": chosen >= in_parallel,
+        "no_larger": either(chosen == one_more_each, chosen == in_parallel),
+    }
+
+
+def assume_seats_free(state: State, rules: Rules, asked: SeatsFree) -> Conditions:
+    return {
+        "sizes": all_of(
+            asked.num_scheduled_requests >= 0,
+            asked.num_scheduled_requests <= asked.num_resident_requests,
+            asked.num_scheduled_requests <= asked.max_num_seqs,
+        )
+    }
+
+
+def seats_free(state: State, rules: Rules, asked: SeatsFree, chosen: int) -> Conditions:
+    """The limit is on requests scheduled this step; one that only awaits output takes no seat."""
+    return {
+        "within_limit": asked.num_scheduled_requests + chosen <= asked.max_num_seqs,
+        "all_seats": asked.num_scheduled_requests + chosen >= asked.max_num_seqs,
+    }
+
+
+def assume_count_admission(state: State, rules: Rules, asked: CountAdmission) -> Conditions:
+    return {
+        "metrics": _metrics_hold(asked.metrics),
+        "cached_is_prompt": asked.metrics.num_cached_tokens <= state.ledger.num_prompt_tokens,
+        "hit": all_of(
+            asked.num_hit_tokens >= 0,
+            asked.num_external_tokens >= 0,
+            asked.num_external_tokens <= asked.num_hit_tokens,
+        ),
+    }
+
+
+def count_admission(state: State, rules: Rules, asked: CountAdmission, counted: Metrics) -> Conditions:
+    old = asked.metrics
+    return {
+        "admitted": counted.num_admissions == old.num_admissions + 1,
+        "order": all_of(
+            counted.num_external_tokens >= 0,
+            counted.num_external_tokens <= counted.num_cached_tokens,
+            counted.num_cached_tokens <= state.ledger.num_prompt_tokens,
+        ),
+        "counted_once": implies(
+            old.num_admissions > 0,
+            both(
+                counted.num_cached_tokens == old.num_cached_tokens,
+                counted.num_external_tokens == old.num_external_tokens,
+            ),
+        ),
+        "first_hit_is_counted": implies(
+            old.num_admissions == 0,
+            both(
+                counted.num_cached_tokens == minimum(asked.num_hit_tokens, state.ledger.num_prompt_tokens),
+                counted.num_external_tokens
+                == minimum(asked.num_external_tokens, state.ledger.num_prompt_tokens),
+            ),
+        ),
+        "rest_unchanged": all_of(
+            counted.num_verified_steps == old.num_verified_steps,
+            counted.num_drafts_verified == old.num_drafts_verified,
+            counted.num_drafts_accepted == old.num_drafts_accepted,
+            counted.num_emitted_tokens == old.num_emitted_tokens,
+        ),
+    }
+
+
+def assume_count_output(state: State, rules: Rules, asked: CountOutput) -> Conditions:
+    return {
+        "metrics": _metrics_hold(asked.metrics),
+        "step": all_of(
+            asked.num_drafts >= 0,
+            asked.num_accepted >= 0,
+            asked.num_accepted <= asked.num_drafts,
+            asked.num_kept >= 1,
+            asked.num_kept <= asked.num_accepted + 1,
+        ),
+    }
+
+
+def count_output(state: State, rules: Rules, asked: CountOutput, counted: Metrics) -> Conditions:
+    """Steps that verified nothing do not enter the acceptance figures; trimmed tokens were not emitted."""
+    old = asked.metrics
+    verified = asked.num_drafts > 0
+    return {
+        "denominator": counted.num_drafts_verified == old.num_drafts_verified + asked.num_drafts,
+        "steps": implies(verified, counted.num_verified_steps == old.num_verified_steps + 1),
+        "no_step_without_drafts": implies(
+            negate(verified), counted.num_verified_steps == old.num_verified_steps
+        ),
+        "emitted_is_delivered": implies(
+            verified, counted.num_emitted_tokens == old.num_emitted_tokens + asked.num_kept
+        ),
+        "nothing_emitted_by_verification": implies(
+            negate(verified), counted.num_emitted_tokens == old.num_emitted_tokens
+        ),
+        "accepted_and_kept": counted.num_drafts_accepted
+        == old.num_drafts_accepted + minimum(asked.num_accepted, asked.num_kept),
+        "order": _metrics_hold(counted),
+        "rest_unchanged": all_of(
+            counted.num_admissions == old.num_admissions,
+            counted.num_cached_tokens == old.num_cached_tokens,
+            counted.num_external_tokens == old.num_external_tokens,
+        ),
+    }
+
+
+Relation = Callable[[State, Rules, Any, Any], Conditions]
+Assumption = Callable[[State, Rules, Any], Conditions]
+
+ASSUMPTIONS: dict[str, Assumption] = {name: globals()[f"assume_{name}"] for name in DECISIONS}
+"""What the caller of each decision guarantees."""
+RELATIONS: dict[str, Relation] = {name: globals()[name] for name in DECISIONS}
+"""What each decision's result must satisfy."""

@@ -1,0 +1,1 @@
+"""What all tests share. Fixtures of one room stand in that room's own conftest."""
