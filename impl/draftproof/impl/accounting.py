@@ -11,6 +11,8 @@ With `DRAFTPROOF_DEBUG=1` in the environment every call is checked against its s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from draftproof.impl.contracts import transition
 from draftproof.spec.algebra import both, either, floor_to_block, maximum, minimum, where
 from draftproof.spec.ledger import FINISHED, PAUSED, PREEMPTED, RUNNING, WAITING, Ledger, Rules
@@ -327,7 +329,7 @@ def abort(ledger: Ledger, rules: Rules) -> Ledger:
     )
 
 
-TRANSITIONS = {
+TRANSITIONS: dict[str, Callable[..., Ledger]] = {
     "admit": admit,
     "schedule": schedule,
     "draft": draft,

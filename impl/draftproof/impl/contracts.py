@@ -140,8 +140,8 @@ def _checked(function: Transition) -> Transition:
         assert before is not None
         after = State(Ledger(*result), ghosts_of(before, rules, event))
         return icontract.ViolationError(
-            f"{format_event(event, name)} broke {', '.join(broken_effects(name, before, rules, event, after))}; "
-            f"{format_changes(before, after)}"
+            f"{format_event(event, name)} broke "
+            f"{', '.join(broken_effects(name, before, rules, event, after))}; {format_changes(before, after)}"
         )
 
     guarded = icontract.require(guard_holds, error=explain_guard)
@@ -156,7 +156,7 @@ def _checked(function: Transition) -> Transition:
         before = _observed(ledger)
         return result if before is None else ObservedLedger.of(result, ghosts_of(before, rules, event))
 
-    observed.__wrapped__ = function  # type: ignore[attr-defined]
+    observed.__wrapped__ = function
     return observed  # type: ignore[return-value]
 
 

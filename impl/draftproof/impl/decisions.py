@@ -6,6 +6,9 @@ no particular request; they keep the signature of the others. All counts are tok
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from draftproof.spec.algebra import both, floor_to_block, maximum, minimum, where
 from draftproof.spec.decisions import Metrics
 from draftproof.spec.guards import num_schedulable
@@ -166,7 +169,7 @@ def count_output(
     )
 
 
-FUNCTIONS = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "tokens_to_schedule": tokens_to_schedule,
     "drafts_allowed": drafts_allowed,
     "tokens_to_keep": tokens_to_keep,

@@ -1,1 +1,1 @@
-"""Why it holds: obligations about the very functions of `draftproof.impl`, and the solvers that decide them."""
+"""Why it holds: obligations about the running functions of `draftproof.impl`, and their solvers."""

@@ -52,8 +52,8 @@ register_carrier(
     "z3",
     Carrier(
         where=_where,
-        both=lambda first, second: z3.And(first, second),
-        either=lambda first, second: z3.Or(first, second),
+        both=z3.And,
+        either=z3.Or,
         negate=z3.Not,
         floor_to_block=_floor_to_block,
     ),

@@ -40,7 +40,8 @@ def symbolic_inputs(name: str) -> Any:
 def decision_obligations(name: str, code: Callable[..., Any] | None = None) -> list[Obligation]:
     """Everything claimed about one decision; `code` replaces the running function (faults, mutants)."""
     state, rules, inputs = symbolic_state(), symbolic_rules(), symbolic_inputs(name)
-    result = (code or code_of.FUNCTIONS[name])(state.ledger, rules, *inputs)
+    run: Callable[..., Any] = code or code_of.FUNCTIONS[name]
+    result = run(state.ledger, rules, *inputs)
     if isinstance(result, Metrics):
         result = as_terms(result)
     assumed = {f"invariant:{key}": fact for key, fact in invariants(state, rules).items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 import z3
 
-from draftproof.proofs.carrier_z3 import facts_of_one, facts_of_two
+from draftproof.proofs.carrier_z3 import FLOOR, facts_of_one, facts_of_two, floor_facts
 from draftproof.proofs.controls import Control
 from draftproof.proofs.obligations import Obligation
 
@@ -31,6 +31,10 @@ def _claims(first: Any, second: Any, block_size: Any) -> dict[str, Any]:
     facts = facts_of_two(first, floor, second, other_floor, block_size)
     claims |= dict(zip(FACTS_OF_TWO, facts, strict=True))
     claims["rounding_twice_is_rounding_once"] = real_floor(floor, block_size) == floor
+    # The list that obligations really receive, so that a fact added there without a name here is proved too.
+    definition = real_floor(z3.Var(0, z3.IntSort()), z3.Var(1, z3.IntSort()))
+    used = floor_facts([FLOOR(first, block_size) == FLOOR(second, block_size)])
+    claims["all_as_used"] = z3.And([z3.substitute_funs(fact, (FLOOR, definition)) for fact in used])
     # A machine computes the number of blocks on the way: it is no larger than the tokens (T11).
     quotient = first / block_size
     claims["number_of_blocks_within_tokens"] = z3.Implies(

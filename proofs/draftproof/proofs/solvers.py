@@ -57,7 +57,7 @@ def to_smtlib(formulas: list[Any], comment: str = "") -> str:
     for formula in formulas:
         solver.add(formula)
     header = "".join(f"; {line}\n" for line in comment.splitlines())
-    body = solver.to_smt2()
+    body: str = solver.to_smt2()
     body = body.replace("; benchmark generated from python API\n", "")
     return f"{header}(set-logic ALL)\n" + body.replace("(set-info :status unknown)\n", "")
 

@@ -57,7 +57,7 @@ def where(condition: bool, then: int, otherwise: int) -> int:
         return otherwise
     carrier = _carrier(condition)
     if carrier is not None:
-        return carrier.where(condition, then, otherwise)  # type: ignore[no-any-return]
+        return carrier.where(condition, then, otherwise)
     return then if condition else otherwise
 
 

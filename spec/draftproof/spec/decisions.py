@@ -36,7 +36,7 @@ class DraftsAllowed(NamedTuple):
 
 
 class TokensToKeep(NamedTuple):
-    """How many generated tokens stay. `stop_index`: the first one a stop rule hits, `num_generated` if none."""
+    """How many generated tokens stay. `stop_index`: the first that a stop rule hits; none: `num_generated`."""
 
     num_generated: int
     stop_index: int

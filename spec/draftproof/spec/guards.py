@@ -222,16 +222,15 @@ CONTROL: dict[str, Guard] = {
 }
 
 QUEUE_FACTS: dict[str, Guard] = {
-    name: {
-        "draft": _draft_facts,
-        "chunk_output": _chunk_output_facts,
-        "output": _output_facts,
-        "stale_output": _stale_output_facts,
-    }.get(name, _no_facts)
-    for name in CONTROL
+    "draft": _draft_facts,
+    "chunk_output": _chunk_output_facts,
+    "output": _output_facts,
+    "stale_output": _stale_output_facts,
 }
+"""Transitions without an entry need no fact about the queue."""
 
 
 def conditions(name: str, state: State, rules: Rules, event: Any) -> Conditions:
     """Every condition of the transition `name`, control and queue facts together."""
-    return {**CONTROL[name](state, rules, event), **QUEUE_FACTS[name](state, rules, event)}
+    facts = QUEUE_FACTS.get(name, _no_facts)
+    return {**CONTROL[name](state, rules, event), **facts(state, rules, event)}

@@ -3,7 +3,7 @@
 The ledger and its ghosts keep only sums of it. A `Run` keeps the queue itself, so that an event is
 possible only if the step it speaks about is really at the head. Runs are what trace search, replay and
 the tests walk; that the sums follow from the queue is theorem R1 (`draftproof.proofs.refinement_queue`).
-Plain Python integers only.
+Plain Python integers only, but for `dispatched`, which the proof of R1 runs on solver terms.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from draftproof.spec import ghosts, guards
+from draftproof.spec.algebra import both, maximum
 from draftproof.spec.events import ChunkOutput, Event, Output, Schedule, StaleOutput, event_name
 from draftproof.spec.ghosts import State, initial_state
 from draftproof.spec.ledger import Ledger, Rules
@@ -47,14 +48,14 @@ def start(num_prompt_tokens: int) -> Run:
 
 
 def dispatched(state: State, event: Schedule) -> Step:
-    """The step that a schedule dispatches, from where it starts to write (never from the counters after it)."""
+    """The step that a schedule dispatches, told from where it starts to write."""
     ledger, truth = state
     begin = ledger.num_computed_tokens - truth.num_awaited_samples
     end = begin + event.num_new_tokens
-    prefill = truth.num_awaited_samples == 0 and begin < ledger.num_tokens - 1
+    prefill = both(truth.num_awaited_samples == 0, begin < ledger.num_tokens - 1)
     return Step(
         num_tokens=event.num_new_tokens,
-        num_drafts=max(end - ledger.num_tokens, 0),
+        num_drafts=maximum(end - ledger.num_tokens, 0),
         samples=end >= ledger.num_tokens,
         prefill=prefill,
     )

@@ -1,0 +1,240 @@
+"""The commands of the proofs: prove, theorems, faults, explain, report, export, mutants.
+
+Everything heavy is imported inside a command, so that `draftproof --help` is quick and a missing solver
+is one sentence and not a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+Subparsers = Any
+
+
+def register(commands: Subparsers) -> None:
+    """Add the commands to the parser of `draftproof`."""
+    prove = commands.add_parser("prove", help="prove every theorem for all sizes, and find every known fault")
+    prove.add_argument("theorem", nargs="*", help="only these theorems (a quick look, not a full check)")
+    prove.add_argument("--full", action="store_true", help="also search every fault's shortest trace anew")
+    prove.add_argument("--fault", metavar="NAME", help="prove the code with this fault put in: it must fail")
+    prove.add_argument("--json", action="store_true", help="print the result as JSON")
+    prove.set_defaults(run=_prove)
+
+    theorems = commands.add_parser("theorems", help="list the theorems")
+    theorems.add_argument("--json", action="store_true", help="print them as JSON")
+    theorems.set_defaults(run=_theorems)
+
+    faults = commands.add_parser("faults", help="list the known faults")
+    faults.add_argument("--json", action="store_true", help="print them as JSON")
+    faults.set_defaults(run=_faults)
+
+    explain = commands.add_parser("explain", help="show a fault's shortest trace, or what a theorem says")
+    explain.add_argument("name", help="a fault or a theorem")
+    explain.add_argument("--json", action="store_true", help="print it as JSON")
+    explain.set_defaults(run=_explain)
+
+    report = commands.add_parser("report", help="write everything as one self-contained HTML page")
+    report.add_argument("--output", type=Path, default=Path("build/report.html"), help="the file to write")
+    report.add_argument("--json", action="store_true", help="print a line of JSON about the page")
+    report.set_defaults(run=_report)
+
+    export = commands.add_parser("export", help="write every obligation as an SMT-LIB 2 file")
+    export.add_argument("folder", type=Path, help="a folder that does not exist yet, or an earlier export")
+    export.add_argument("--json", action="store_true", help="print a line of JSON about the files")
+    export.set_defaults(run=_export)
+
+    mutants = commands.add_parser("mutants", help="break the code at every site and count what proofs notice")
+    mutants.add_argument("--output", type=Path, help="also write the table as Markdown")
+    mutants.add_argument("--json", action="store_true", help="print the result as JSON")
+    mutants.set_defaults(run=_mutants)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, default=str))
+
+
+def _prove(options: argparse.Namespace) -> int:
+    from draftproof.proofs import names, requirements
+
+    requirements.check()
+    if options.fault:
+        return _prove_fault(options.fault, options.json)
+    from draftproof.proofs import present, results, run
+
+    chosen = frozenset(names.theorem(name) for name in options.theorem)
+    tasks = run.obligation_tasks(chosen) if chosen else None
+    found = run.prove(tasks, quiet=options.json, full=options.full)
+    if chosen:
+        kept = [verdict for verdict in found.verdicts if verdict.theorem in chosen]
+        found = found._replace(verdicts=kept)
+    if options.json:
+        _print_json(results.summary(found))
+    else:
+        present.show(found)
+    return 0 if results.passed(found) else 1
+
+
+def _prove_fault(name: str, as_json: bool) -> int:
+    """The faulty variant must fail; so the exit status is 1, as for any code that is not proved."""
+    from draftproof.proofs.faults import find
+    from draftproof.proofs.faults.check import prove_variant
+
+    fault = find(name)
+    refuted = prove_variant(fault)
+    if as_json:
+        _print_json(
+            {
+                "fault": fault.name,
+                "refuted": [
+                    {"obligation": verdict.name, "counterexample": verdict.counterexample}
+                    for verdict in refuted
+                ],
+            }
+        )
+        return 1
+    from draftproof.proofs.failures import order
+    from draftproof.proofs.faults.check import describe_variant
+
+    print(f"{fault.name}: {fault.title}")
+    for verdict in sorted(refuted, key=order)[:4]:
+        print()
+        print(describe_variant(fault, verdict))
+    print()
+    print(f"Not proved, as it should be: {len(refuted)} obligations are refuted with this change.")
+    print(f"Its shortest trace: draftproof explain {fault.name}")
+    return 1
+
+
+def _theorems(options: argparse.Namespace) -> int:
+    from draftproof.proofs.results import MORE_ROWS
+    from draftproof.spec.theorems import THEOREMS
+
+    rows = {**THEOREMS, **MORE_ROWS}
+    if options.json:
+        _print_json(
+            [
+                {"key": key, "name": name, "meaning": meaning, "source": source}
+                for key, (name, meaning, source) in rows.items()
+            ]
+        )
+        return 0
+    for key, (name, meaning, _) in rows.items():
+        print(f"{key:<10} {name}")
+        print(textwrap.indent(textwrap.fill(meaning, 90), " " * 11))
+    return 0
+
+
+def _faults(options: argparse.Namespace) -> int:
+    from draftproof.proofs.faults import all_faults
+    from draftproof.proofs.faults.registry import UNMODELLED
+
+    if options.json:
+        _print_json(
+            {
+                "faults": [
+                    {
+                        "name": fault.name,
+                        "title": fault.title,
+                        "theorem": fault.theorem,
+                        "violated": fault.violated,
+                        "reports": list(fault.reports),
+                    }
+                    for fault in all_faults()
+                ],
+                "unmodelled": dict(UNMODELLED),
+            }
+        )
+        return 0
+    width = max(len(fault.name) for fault in all_faults())
+    for fault in all_faults():
+        print(f"{fault.name:<{width}}  {fault.theorem:<9}  {fault.title}")
+    print(
+        f"\n{len(all_faults())} faults; {len(UNMODELLED)} public reports are not modelled (docs/faults.md)."
+    )
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from draftproof.proofs import names
+    from draftproof.proofs.faults import all_faults
+    from draftproof.proofs.faults.explain import show
+    from draftproof.proofs.faults.story import tell
+    from draftproof.proofs.results import MORE_ROWS, theorem_text
+    from draftproof.spec.theorems import THEOREMS
+
+    faults = {fault.name for fault in all_faults()}
+    theorems = {key.lower(): key for key in (*THEOREMS, *MORE_ROWS)}
+    if options.name in faults:
+        story = tell(options.name)
+        _print_json(story) if options.json else show(story)
+        return 0
+    key = theorems.get(options.name.lower())
+    if key is None:
+        raise names.unknown("fault", options.name, [*faults, *theorems.values()])
+    name, meaning, source = theorem_text(key)
+    about = sorted(fault.name for fault in all_faults() if fault.theorem == key)
+    if options.json:
+        _print_json({"key": key, "name": name, "meaning": meaning, "source": source, "faults": about})
+        return 0
+    print(f"{key}, {name}\n")
+    print(textwrap.fill(meaning, 96))
+    print(f"\nSource: {source}")
+    if about:
+        print("Faults that break it: " + ", ".join(about))
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from draftproof.proofs import requirements
+
+    requirements.check()
+    from draftproof.proofs.output import check_writable
+    from draftproof.proofs.report import assemble, write_report
+    from draftproof.proofs.run import prove
+
+    check_writable(options.output)
+    found = prove(quiet=options.json)
+    size = write_report(assemble.data(found), options.output)
+    if options.json:
+        _print_json({"output": str(options.output), "bytes": size})
+    else:
+        print(f"wrote {options.output} ({size / 1024:.0f} KiB)")
+    from draftproof.proofs.results import passed
+
+    return 0 if passed(found) else 1
+
+
+def _export(options: argparse.Namespace) -> int:
+    from draftproof.proofs import requirements
+
+    requirements.check()
+    from draftproof.proofs.smtlib import export
+    from draftproof.proofs.sources import SOURCES, built
+
+    obligations = [obligation for source in SOURCES for obligation in built(source)]
+    count = export(obligations, options.folder)
+    if options.json:
+        _print_json({"folder": str(options.folder), "files": count})
+    else:
+        print(f"wrote {count} obligations to {options.folder}; a solver must answer unsat to each")
+    return 0
+
+
+def _mutants(options: argparse.Namespace) -> int:
+    from draftproof.proofs import requirements
+
+    requirements.check()
+    from draftproof.proofs.mutation import kill_table, show_kill_table, write_kill_table
+
+    table = kill_table()
+    if options.output:
+        write_kill_table(table, options.output)
+    if options.json:
+        _print_json(table.summary())
+    else:
+        show_kill_table(table)
+    return 0 if table.passed() else 1

@@ -1,0 +1,142 @@
+"""The result of `draftproof prove` for a person: theorems first, obligations second, then failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from draftproof.proofs.failures import describe, order
+from draftproof.proofs.results import Run, passed, summary, theorem_rows
+
+MOST_FAILURES = 6
+
+
+def mark(good: bool) -> str:
+    """A word and a colour: never a colour alone."""
+    return "[green]proved[/]" if good else "[bold red]FAILED[/]"
+
+
+def theorem_table(run: Run) -> Table:
+    """One row per theorem."""
+    table = Table(title="What is proved, for every size", title_justify="left", expand=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("theorem", overflow="fold")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("obligations", justify="right")
+    table.add_column("z3", justify="right")
+    table.add_column("cvc5", justify="right")
+    for row in theorem_rows(run):
+        table.add_row(
+            row["key"],
+            row["name"],
+            mark(row["outcome"] == "proved"),
+            str(row["obligations"]),
+            f"{row['z3_seconds']:.2f} s",
+            f"{row['cvc5_seconds']:.2f} s",
+        )
+    return table
+
+
+def check_table(run: Run) -> Table:
+    """One row per kind of check, with what passed of how many."""
+    shown = summary(run, details=False)
+    obligations = shown["obligations"]
+    table = Table(title="How it was checked", title_justify="left")
+    table.add_column("check")
+    table.add_column("passed", justify="right")
+    table.add_column("of", justify="right")
+    table.add_column("")
+    rows: list[tuple[str, int, int, str]] = [
+        (
+            "obligations, by z3 and by cvc5",
+            obligations["proved"],
+            obligations["total"],
+            f"{obligations['failed']} refuted, {obligations['unknown']} unknown, "
+            f"{obligations['disagreements']} disagreements, {obligations['vacuous']} vacuous groups",
+        ),
+        (
+            "contracts confirmed by CrossHair",
+            shown["crosshair"]["confirmed"],
+            shown["crosshair"]["contracts"],
+            "over all paths of the running bytecode, against the textbook versions",
+        ),
+        (
+            "antecedents with a reachable witness",
+            shown["witnesses"]["antecedents"] - shown["witnesses"]["missing"],
+            shown["witnesses"]["antecedents"],
+            "so that nothing is proved about states that cannot occur",
+        ),
+        (
+            "controls refuted",
+            shown["controls"]["refuted"],
+            shown["controls"]["total"],
+            "an assumption dropped, or a claim too strong, is noticed",
+        ),
+        (
+            "faults found and replayed",
+            shown["faults"]["found"],
+            shown["faults"]["total"],
+            "known faults, put back one at a time",
+        ),
+    ]
+    if "searches" in shown:
+        searches = shown["searches"]
+        rows.append(("shortest traces found anew", searches["found"], searches["total"], ""))
+    for name, good, total, note in rows:
+        colour = "green" if good == total else "bold red"
+        table.add_row(name, f"[{colour}]{good}[/]", str(total), note)
+    return table
+
+
+def failure_lines(run: Run) -> list[str]:
+    """Everything that did not pass, the most telling first."""
+    failed = sorted((verdict for verdict in run.verdicts if verdict.outcome != "proved"), key=order)
+    lines = [describe(verdict) for verdict in failed[:MOST_FAILURES]]
+    if len(failed) > MOST_FAILURES:
+        names = ", ".join(verdict.name for verdict in failed[MOST_FAILURES : MOST_FAILURES + 8])
+        lines.append(f"{len(failed) - MOST_FAILURES} more obligations failed: {names} ...")
+    lines += [f"{group}: no state meets its hypotheses, so they prove nothing" for group in run.vacuous]
+    lines += [
+        f"CrossHair, {verdict.name}: {verdict.confirmed} of {verdict.contracts} confirmed; "
+        f"{verdict.state}: {verdict.message}"
+        for verdict in run.crosshair
+        if verdict.confirmed != verdict.contracts
+    ]
+    lines += [
+        f"control {name}: {outcome}, it must be refuted. {sentence}"
+        for name, sentence, outcome in run.controls
+        if outcome != "refuted"
+    ]
+    if run.coverage is not None:
+        lines += [f"no reachable state meets the antecedent {missing}" for missing in run.coverage.missing]
+    unfound = [verdict for verdict in run.faults if not verdict.found]
+    lines += [f"fault {verdict.name} was not found: {verdict.detail}" for verdict in unfound[:MOST_FAILURES]]
+    if len(unfound) > MOST_FAILURES:
+        lines.append(f"{len(unfound) - MOST_FAILURES} more faults were not found")
+    lines += [f"trace of {search.name}: {search.detail}" for search in run.searches if not search.found]
+    lines += [f"not carried out: {sentence}" for sentence in run.broken]
+    return lines
+
+
+def show(run: Run, console: Console | None = None) -> None:
+    """Print the tables, then what failed, then one sentence."""
+    console = console or Console()
+    console.print(theorem_table(run))
+    console.print()
+    console.print(check_table(run))
+    lines = failure_lines(run)
+    for line in lines:
+        console.print()
+        console.print(line, markup=False, highlight=False)
+    console.print()
+    verdict: dict[str, Any] = summary(run, details=False)
+    if passed(run):
+        console.print(
+            f"[bold green]Proved:[/] {verdict['theorems']['proved']} of {verdict['theorems']['total']} "
+            f"theorems, {verdict['obligations']['proved']} obligations, in {run.seconds:.0f} s. "
+            "What that means, and what it does not: docs/what-the-proofs-mean.md"
+        )
+    else:
+        console.print(f"[bold red]Not proved.[/] {len(lines)} findings above, after {run.seconds:.0f} s.")
