@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from draftproof.impl.accounting import TRANSITIONS
 from draftproof.impl.contracts import plain
 from draftproof.spec import ghosts, guards, tokens
@@ -23,8 +26,6 @@ from draftproof.spec.ledger import RUNNING, Ledger, Rules
 from draftproof.spec.queue import Transitions
 from draftproof.spec.tokens import Reference
 from draftproof.spec.walks import Move, Sizes, moves, pick
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 CODE: Transitions = {name: plain(function) for name, function in TRANSITIONS.items()}
 
@@ -55,7 +56,7 @@ def broken_step(before: Reference, rules: Rules, move: Move, after: Reference) -
 
 
 def broken_exit(before: Reference, rules: Rules, move: Move, after: Reference) -> list[str]:
-    """T4 against the tokens: an exit of a running request registers every whole settled block, and no more."""
+    """T4 against the tokens: an exit of a running request registers every whole settled block, no more."""
     old, new = before.run.state.ledger, after.run.state.ledger
     name = event_name(move.event)
     if old.status != RUNNING or name not in ("finish", "abort", "preempt", "end_turn"):
@@ -135,7 +136,12 @@ def walked(draw: st.DrawFn) -> tuple[Rules, int, Sizes, list[int]]:
         registration_fence=draw(st.integers(0, max(num_drafts - 1, 0))),
     )
     sizes = Sizes(max_num_tokens=40, max_num_chunk_tokens=4, max_num_steps_in_flight=draw(st.integers(1, 4)))
-    return rules, draw(st.integers(1, 12)), sizes, draw(st.lists(st.integers(0, 2**16), min_size=20, max_size=50))
+    return (
+        rules,
+        draw(st.integers(1, 12)),
+        sizes,
+        draw(st.lists(st.integers(0, 2**16), min_size=20, max_size=50)),
+    )
 
 
 def walk(rules: Rules, num_prompt_tokens: int, sizes: Sizes, numbers: list[int], code: Transitions) -> None:
@@ -245,12 +251,12 @@ def test_an_exit_that_registers_nothing_new_is_found(name: str, field: str) -> N
     def registered(ledger: Ledger, event: Any, value: int) -> int:
         return ledger.num_registered_tokens
 
-    found = [
-        message
-        for before, move, after, _ in enumerated(SYNCHRONOUS, 2, SMALL, with_fault(name, **{field: registered}))
+    code = with_fault(name, **{field: registered})
+    assert any(
+        message.startswith(f"{name} registered")
+        for before, move, after, _ in enumerated(SYNCHRONOUS, 2, SMALL, code)
         for message in broken_exit(before, SYNCHRONOUS, move, after)
-    ]
-    assert any(message.startswith(f"{name} registered") for message in found)
+    )
 
 
 def test_kv_computed_over_a_gap_belongs_to_no_prefix() -> None:

@@ -65,7 +65,8 @@ def schedule(ledger: Ledger, rules: Rules, num_new_tokens: int) -> Ledger:
         num_computed_tokens=num_computed_tokens,
         num_output_placeholders=where(
             reserves,
-            ledger.num_output_placeholders + 1 + num_computed_tokens - num_expected_tokens,
+            # The difference first: summed from the left this would leave 32 bits on a device (T11).
+            ledger.num_output_placeholders + (num_computed_tokens - num_expected_tokens + 1),
             ledger.num_output_placeholders,
         ),
         num_in_flight_tokens=ledger.num_in_flight_tokens + num_new_tokens,

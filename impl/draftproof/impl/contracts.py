@@ -147,7 +147,7 @@ def _checked(function: Transition) -> Transition:
     guarded = icontract.require(guard_holds, error=explain_guard)
     equal = icontract.ensure(equals_textbook, error=explain_textbook)
     effective = icontract.ensure(effects_hold, error=explain_effects)
-    contracted = guarded(effective(equal(function)))
+    contracted = guarded(equal(effective(function)))  # the effects are asked first: they name the counters
 
     @functools.wraps(function)
     def observed(*args: Any, **kwargs: Any) -> Ledger:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+
+from draftproof.impl.cli import UserError
 
 Subparsers = Any
 
@@ -21,6 +25,7 @@ def register(commands: Subparsers) -> None:
     prove.add_argument("theorem", nargs="*", help="only these theorems (a quick look, not a full check)")
     prove.add_argument("--full", action="store_true", help="also search every fault's shortest trace anew")
     prove.add_argument("--fault", metavar="NAME", help="prove the code with this fault put in: it must fail")
+    prove.add_argument("--overview", metavar="FILE", type=Path, help="also write the overview as Markdown")
     prove.add_argument("--json", action="store_true", help="print the result as JSON")
     prove.set_defaults(run=_prove)
 
@@ -34,6 +39,7 @@ def register(commands: Subparsers) -> None:
 
     explain = commands.add_parser("explain", help="show a fault's shortest trace, or what a theorem says")
     explain.add_argument("name", help="a fault or a theorem")
+    explain.add_argument("--pinned", action="store_true", help="with the numbers of the report it comes from")
     explain.add_argument("--json", action="store_true", help="print it as JSON")
     explain.set_defaults(run=_explain)
 
@@ -71,6 +77,10 @@ def _prove(options: argparse.Namespace) -> int:
     if chosen:
         kept = [verdict for verdict in found.verdicts if verdict.theorem in chosen]
         found = found._replace(verdicts=kept)
+    if options.overview:
+        from draftproof.proofs import output, overview
+
+        output.write_text(options.overview, overview.render(found))
     if options.json:
         _print_json(results.summary(found))
     else:
@@ -78,34 +88,39 @@ def _prove(options: argparse.Namespace) -> int:
     return 0 if results.passed(found) else 1
 
 
+def _fault(name: str) -> Any:
+    """The fault of that name; a wrong one is a user's mistake."""
+    from draftproof.proofs import names
+    from draftproof.proofs.faults import UnknownName, all_faults, find
+
+    try:
+        return find(name)
+    except UnknownName as error:
+        raise names.unknown("fault", name, [fault.name for fault in all_faults()]) from error
+
+
 def _prove_fault(name: str, as_json: bool) -> int:
     """The faulty variant must fail; so the exit status is 1, as for any code that is not proved."""
-    from draftproof.proofs.faults import find
-    from draftproof.proofs.faults.check import prove_variant
+    fault = _fault(name)
+    from draftproof.proofs.faults.refute import refute_all
+    from draftproof.proofs.faults.variant import describe
 
-    fault = find(name)
-    refuted = prove_variant(fault)
+    verdicts = refute_all(fault)
+    refuted = [verdict for verdict in verdicts if verdict.verdict == "refuted"]
     if as_json:
         _print_json(
             {
                 "fault": fault.name,
+                "theorem": fault.theorem,
+                "obligations": len(verdicts),
                 "refuted": [
-                    {"obligation": verdict.name, "counterexample": verdict.counterexample}
-                    for verdict in refuted
+                    {"obligation": one.path, "counterexample": one.counterexample} for one in refuted
                 ],
+                "unknown": [one.path for one in verdicts if one.verdict == "unknown"],
             }
         )
-        return 1
-    from draftproof.proofs.failures import order
-    from draftproof.proofs.faults.check import describe_variant
-
-    print(f"{fault.name}: {fault.title}")
-    for verdict in sorted(refuted, key=order)[:4]:
-        print()
-        print(describe_variant(fault, verdict))
-    print()
-    print(f"Not proved, as it should be: {len(refuted)} obligations are refuted with this change.")
-    print(f"Its shortest trace: draftproof explain {fault.name}")
+    else:
+        print(describe(fault, verdicts))
     return 1
 
 
@@ -129,8 +144,7 @@ def _theorems(options: argparse.Namespace) -> int:
 
 
 def _faults(options: argparse.Namespace) -> int:
-    from draftproof.proofs.faults import all_faults
-    from draftproof.proofs.faults.registry import UNMODELLED
+    from draftproof.proofs.faults import UNMODELLED, all_faults
 
     if options.json:
         _print_json(
@@ -161,17 +175,13 @@ def _faults(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     from draftproof.proofs import names
     from draftproof.proofs.faults import all_faults
-    from draftproof.proofs.faults.explain import show
-    from draftproof.proofs.faults.story import tell
     from draftproof.proofs.results import MORE_ROWS, theorem_text
     from draftproof.spec.theorems import THEOREMS
 
     faults = {fault.name for fault in all_faults()}
     theorems = {key.lower(): key for key in (*THEOREMS, *MORE_ROWS)}
     if options.name in faults:
-        story = tell(options.name)
-        _print_json(story) if options.json else show(story)
-        return 0
+        return _explain_fault(options)
     key = theorems.get(options.name.lower())
     if key is None:
         raise names.unknown("fault", options.name, [*faults, *theorems.values()])
@@ -188,17 +198,36 @@ def _explain(options: argparse.Namespace) -> int:
     return 0
 
 
+def _explain_fault(options: argparse.Namespace) -> int:
+    from draftproof.proofs.faults.explain import explain
+    from draftproof.proofs.faults.story import has_pin, tell
+
+    if options.pinned and not has_pin(options.name):
+        raise UserError(f"{options.name} has no pinned numbers; leave out --pinned for its shortest trace", 2)
+    story = tell(options.name, pinned=options.pinned)
+    if options.json:
+        _print_json(story)
+        return 0
+    width = shutil.get_terminal_size((100, 24)).columns
+    print(explain(story, width=max(80, min(width, 140)), color=sys.stdout.isatty()), end="")
+    if has_pin(options.name) and not options.pinned:
+        print(f"\nWith the numbers of the report: draftproof explain {options.name} --pinned")
+    return 0
+
+
 def _report(options: argparse.Namespace) -> int:
     from draftproof.proofs import requirements
 
     requirements.check()
     from draftproof.proofs.output import check_writable
-    from draftproof.proofs.report import assemble, write_report
+    from draftproof.proofs.report import write_report
+    from draftproof.proofs.report.assemble import assemble
     from draftproof.proofs.run import prove
 
     check_writable(options.output)
     found = prove(quiet=options.json)
-    size = write_report(assemble.data(found), options.output)
+    write_report(assemble(found), options.output)
+    size = options.output.stat().st_size
     if options.json:
         _print_json({"output": str(options.output), "bytes": size})
     else:

@@ -19,6 +19,7 @@ from draftproof.proofs.carrier_z3 import rules_hold, symbolic_event, symbolic_ru
 from draftproof.proofs.controls import Control
 from draftproof.proofs.induction import hypotheses, step
 from draftproof.proofs.obligations import Obligation
+from draftproof.proofs.terms import integer
 from draftproof.spec import guards
 from draftproof.spec.algebra import floor_to_block, maximum, minimum
 from draftproof.spec.events import Draft, EndTurn, Event, Finish, Output, StaleOutput
@@ -310,7 +311,7 @@ def controls() -> list[Control]:
     """What must not be provable: one thing too much, or a planted fault."""
     orders = _orders("output")
     assumed = {**_assumed("output", orders), **_not_stopped(orders)}
-    max_model_len = z3.Int("max_model_len")
+    max_model_len = integer("max_model_len")
 
     def own_clamp(state: State) -> Any:
         room = max_model_len - 1 - state.ledger.num_computed_tokens

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import z3
+
 from draftproof.proofs.obligations import Obligation, formulas
 from draftproof.proofs.solvers import Z3_RESOURCES, ask_z3
 
@@ -23,13 +25,24 @@ class Control(NamedTuple):
     obligations: list[Obligation]
 
 
+def _together(obligations: list[Obligation]) -> list[Obligation]:
+    """One obligation for all that share their hypotheses: it is refuted if at least one of them is."""
+    shared: dict[int, list[Obligation]] = {}
+    for obligation in obligations:
+        shared.setdefault(id(obligation.hypotheses), []).append(obligation)
+    return [
+        several[0]._replace(goal=z3.And([obligation.goal for obligation in several]))
+        for several in shared.values()
+    ]
+
+
 def decide_control(control: Control, resources: int = Z3_RESOURCES) -> str:
     """`refuted` as soon as z3 finds a counterexample; `not noticed` if all are proved; else `unknown`.
 
     Only `refuted` is a pass.
     """
     verdicts = []
-    for obligation in control.obligations:
+    for obligation in _together(control.obligations):
         verdict = ask_z3(formulas(obligation), resources).verdict
         if verdict == "sat":
             return "refuted"

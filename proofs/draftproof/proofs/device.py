@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import z3
 
 from draftproof.proofs.queue_model import Queue, Scope
+from draftproof.proofs.terms import choose, integer, integers
 from draftproof.proofs.token_model import NO_KV, POSITION, Tokens, generated
 from draftproof.spec.events import Fold, Schedule
 from draftproof.spec.ghosts import State
@@ -26,7 +27,7 @@ class Assumption(NamedTuple):
 
     sentence: str
     transitions: tuple[str, ...]
-    """Where it is used."""
+    """Where it is used; nowhere if it is about identities only."""
     completeness_only: bool = False
     """Soundness is proved without it."""
 
@@ -79,6 +80,11 @@ ASSUMPTIONS: dict[str, Assumption] = {
         ("fold",),
         completeness_only=True,
     ),
+    "no_collisions": Assumption(
+        "Two tokens, or one token after different tokens, never get the same identity (`token_identity`).",
+        (),
+        completeness_only=True,
+    ),
     "written_is_something": Assumption(
         "The KV of a token is not the content of a slot that nothing was written to.",
         ("admit", "fold"),
@@ -92,6 +98,9 @@ class Move(NamedTuple):
 
     tokens: Tokens
     assumed: Facts
+    possible: Facts
+    """What bounds the behaviour even where an assumption is dropped, so that a control is about a device
+    that could exist."""
 
 
 def moved(
@@ -112,32 +121,32 @@ def moved(
         return _preempted(queue, tokens)
     if name == "end_turn":
         kept = z3.Store(tokens.valid_before, queue.tail, after.ledger.num_computed_tokens)
-        return Move(tokens._replace(valid_before=kept), {})
+        return Move(tokens._replace(valid_before=kept), {}, {})
     if name == "fold":
         return _folded(event, after, queue, tokens, scope)
     if name == "admit":
         return _admitted(before, event, queue, tokens)
-    return Move(tokens, {})
+    return Move(tokens, {}, {})
 
 
 def _scheduled(before: State, event: Schedule, queue: Queue, tokens: Tokens) -> Move:
     """The step is enqueued: it writes one slot a token, true ones up to the last accepted draft."""
     ledger, tail = before.ledger, queue.tail
     step = dispatched(before, event)
-    accepted, start, made, rejected = z3.Ints(
+    accepted, start, made, rejected = integers(
         "device.accepted device.start device.generated device.rejected_kv"
     )
-    completes = z3.If(step.samples, 1, 0)
-    written = z3.If(
+    completes = choose(step.samples, 1, 0)
+    written = choose(
         step.prefill,
         tokens.committed_identity,
-        z3.If(start + accepted >= POSITION, tokens.true_identity, rejected),
+        choose(start + accepted >= POSITION, tokens.true_identity, rejected),
     )
     in_range = z3.And(start <= POSITION, start + event.num_new_tokens > POSITION)
-    advance = z3.If(step.prefill, event.num_new_tokens, 1 + accepted)
+    advance = choose(step.prefill, event.num_new_tokens, 1 + accepted)
     moved_tokens = tokens._replace(
         device_length=tokens.device_length + made,
-        enqueued_kv=z3.If(in_range, written, tokens.enqueued_kv),
+        enqueued_kv=choose(in_range, written, tokens.enqueued_kv),
         accepted=z3.Store(tokens.accepted, tail, accepted),
         write_start=z3.Store(tokens.write_start, tail, start),
         written_kv=z3.Store(tokens.written_kv, tail, written),
@@ -149,12 +158,17 @@ def _scheduled(before: State, event: Schedule, queue: Queue, tokens: Tokens) -> 
         moved_tokens,
         {
             "starts_at_own_length": start
-            == z3.If(step.prefill, ledger.num_computed_tokens, tokens.device_length - 1),
-            "continues_from_accepted": made == z3.If(step.prefill, completes, 1 + accepted),
+            == choose(step.prefill, ledger.num_computed_tokens, tokens.device_length - 1),
+            "continues_from_accepted": made == choose(step.prefill, completes, 1 + accepted),
             "accepts_drafts_in_order": z3.And(
                 accepted >= 0, accepted <= step.num_drafts, z3.Implies(step.prefill, accepted == 0)
             ),
             "rejected_draft_differs": rejected != tokens.true_identity,
+        },
+        {
+            "starts_somewhere": start >= 0,
+            "accepts_some": z3.And(accepted >= 0, accepted <= event.num_new_tokens),
+            "generates_some": z3.And(made >= 0, made <= 1 + step.num_drafts),
         },
     )
 
@@ -162,23 +176,24 @@ def _scheduled(before: State, event: Schedule, queue: Queue, tokens: Tokens) -> 
 def _returned(name: str, before: State, event: Any, queue: Queue, tokens: Tokens) -> Move:
     """A step's writes become returned ones; the host appends its kept tokens at its own length."""
     ledger, head = before.ledger, queue.head
-    returned = z3.Int("device.returned_step")
+    returned = integer("device.returned_step")
     start = tokens.write_start[returned]
     in_range = z3.And(start <= POSITION, start + queue.num_tokens[returned] > POSITION)
-    slot = z3.If(in_range, tokens.written_kv[returned], tokens.returned_kv)
+    slot = choose(in_range, tokens.written_kv[returned], tokens.returned_kv)
     assumed = {"results_in_order": returned == head}
+    possible = {"returned_was_in_flight": queue.in_flight(returned)}
     if name == "chunk_output":
-        return Move(tokens._replace(returned_kv=slot), assumed)
+        return Move(tokens._replace(returned_kv=slot), assumed, possible)
     # Appended at another length than the device's, a token would stand in another context.
     same_length = tokens.length_before[head] == ledger.num_tokens
-    appended = z3.If(
+    appended = choose(
         z3.And(ledger.num_tokens <= POSITION, ledger.num_tokens + event.num_kept > POSITION),
-        z3.If(same_length, tokens.true_identity, z3.Int("host.misplaced_token")),
+        choose(same_length, tokens.true_identity, integer("host.misplaced_token")),
         tokens.committed_identity,
     )
     if name == "output":
         assumed["acceptance_is_truthful"] = event.num_accepted == tokens.accepted[head]
-        return Move(tokens._replace(returned_kv=slot, committed_identity=appended), assumed)
+        return Move(tokens._replace(returned_kv=slot, committed_identity=appended), assumed, possible)
     num_generated = generated(queue, tokens, head)
     assumed["late_output_whole"] = z3.Or(
         ledger.drop_stale,
@@ -189,16 +204,17 @@ def _returned(name: str, before: State, event: Any, queue: Queue, tokens: Tokens
     )
     return Move(
         tokens._replace(
-            returned_kv=z3.If(head < tokens.first_unfreed, tokens.returned_kv, slot),
-            committed_identity=z3.If(ledger.drop_stale, tokens.committed_identity, appended),
+            returned_kv=choose(head < tokens.first_unfreed, tokens.returned_kv, slot),
+            committed_identity=choose(ledger.drop_stale, tokens.committed_identity, appended),
         ),
         assumed,
+        possible,
     )
 
 
 def _preempted(queue: Queue, tokens: Tokens) -> Move:
     """The blocks are gone; what is in flight writes to blocks that are no longer the request's."""
-    first_unfreed = z3.Int("device.first_unfreed")
+    first_unfreed = integer("device.first_unfreed")
     return Move(
         tokens._replace(
             enqueued_kv=NO_KV,
@@ -207,19 +223,20 @@ def _preempted(queue: Queue, tokens: Tokens) -> Move:
             valid_before=z3.Store(tokens.valid_before, queue.tail, 0),
         ),
         {"freed_blocks_left_alone": first_unfreed == queue.tail},
+        {"some_are_freed": z3.And(first_unfreed >= tokens.first_unfreed, first_unfreed <= queue.tail)},
     )
 
 
 def _folded(event: Fold, after: State, queue: Queue, tokens: Tokens, scope: Scope) -> Move:
     """Tokens above what is kept are new ones, and the device's true sequence starts over from them."""
-    true, chunk = z3.Ints("device.next_true_identity client.chunk_identity")
+    true, chunk = integers("device.next_true_identity client.chunk_identity")
     num_tokens = after.ledger.num_tokens
     kept = num_tokens - event.num_chunk_tokens
-    committed = z3.If(kept > POSITION, tokens.committed_identity, chunk)
+    committed = choose(kept > POSITION, tokens.committed_identity, chunk)
 
     def not_in_flight(step: Any) -> Any:
-        unfreed = z3.And(step >= tokens.first_unfreed, step < queue.first_live)
-        return z3.Implies(unfreed, true != tokens.written_kv[step])
+        writes = z3.And(step >= queue.head, step >= tokens.first_unfreed, step < queue.first_live)
+        return z3.Implies(writes, true != tokens.written_kv[step])
 
     return Move(
         tokens._replace(true_identity=true, committed_identity=committed),
@@ -231,21 +248,22 @@ def _folded(event: Fold, after: State, queue: Queue, tokens: Tokens, scope: Scop
                 z3.And(true != tokens.enqueued_kv, true != tokens.returned_kv, scope.each(not_in_flight)),
             ),
         },
+        {},
     )
 
 
 def _admitted(before: State, event: Any, queue: Queue, tokens: Tokens) -> Move:
     """A hit fills the leading slots; the device is given the committed tokens."""
     ledger, tail = before.ledger, queue.tail
-    true, hit = z3.Ints("device.next_true_identity cache.hit_kv")
+    true, hit = integers("device.next_true_identity cache.hit_kv")
     starts_at_zero = ledger.num_computed_tokens == 0
     filled = z3.And(starts_at_zero, event.num_hit_tokens > POSITION)
-    length = z3.If(starts_at_zero, event.num_hit_tokens, tokens.valid_before[tail])
+    length = choose(starts_at_zero, event.num_hit_tokens, tokens.valid_before[tail])
     return Move(
         tokens._replace(
             true_identity=true,
-            enqueued_kv=z3.If(filled, hit, tokens.enqueued_kv),
-            returned_kv=z3.If(filled, hit, tokens.returned_kv),
+            enqueued_kv=choose(filled, hit, tokens.enqueued_kv),
+            returned_kv=choose(filled, hit, tokens.returned_kv),
             device_length=ledger.num_tokens,
             valid_before=z3.Store(tokens.valid_before, tail, length),
         ),
@@ -260,4 +278,5 @@ def _admitted(before: State, event: Any, queue: Queue, tokens: Tokens) -> Move:
             ),
             "written_is_something": true != NO_KV,
         },
+        {},
     )

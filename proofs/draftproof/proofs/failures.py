@@ -6,6 +6,7 @@ does there, which is easier to read than a model.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from draftproof.impl import accounting
@@ -35,20 +36,24 @@ def _record(kind: Any, counterexample: dict[str, str], prefix: str = "") -> Any:
     )
 
 
-def concrete_step(verdict: Any) -> str | None:
-    """The counterexample of a transition's obligation as one step on integers; None for other claims."""
-    transition, *rest = verdict.name.split("/")
-    if transition not in EVENTS or not rest or not verdict.counterexample:
+def concrete_step(
+    path: str, model: dict[str, str], transitions: Mapping[str, Callable[..., Ledger]] | None = None
+) -> str | None:
+    """The counterexample of a transition's obligation as one step on integers; None for other claims.
+
+    `transitions` is the code to run, by default the running one.
+    """
+    transition, *rest = path.split("/")
+    if transition not in EVENTS or not rest or not model:
         return None
-    model = verdict.counterexample
     before = State(_record(Ledger, model), _record(Ghosts, model))
     rules = _record(Rules, model)
     event = _record(EVENTS[transition], model, "event.")
     if rules.block_size < 1:
         return None
+    code = plain((transitions or accounting.TRANSITIONS)[transition])
     after = State(
-        Ledger(*plain(accounting.TRANSITIONS[transition])(before.ledger, rules, *event)),
-        getattr(ghosts, transition)(before, rules, event),
+        Ledger(*code(before.ledger, rules, *event)), getattr(ghosts, transition)(before, rules, event)
     )
     mode = "asynchronous" if rules.asynchronous else "synchronous"
     return (
@@ -71,7 +76,7 @@ def describe(verdict: Any) -> str:
         )
     elif verdict.outcome == "disagreement":
         lines.append(f"  z3 says {verdict.z3}, cvc5 says {verdict.cvc5}: one of the solvers is wrong.")
-    step = concrete_step(verdict)
+    step = concrete_step(verdict.name, verdict.counterexample)
     if step:
         lines += [f"    {line}" for line in step.splitlines()]
     elif verdict.counterexample:

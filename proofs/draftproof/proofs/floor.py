@@ -14,9 +14,10 @@ import z3
 from draftproof.proofs.carrier_z3 import FLOOR, facts_of_one, facts_of_two, floor_facts
 from draftproof.proofs.controls import Control
 from draftproof.proofs.obligations import Obligation
+from draftproof.proofs.terms import integer, integers
 
-FACTS_OF_ONE = ("within_one_block_below", "zero_stays_zero", "negative_stays_negative")
-FACTS_OF_TWO = ("order_is_kept", "a_block_has_one_floor", "a_block_less_is_whole")
+FACTS_OF_ONE: tuple[str, ...] = ("within_one_block_below", "zero_stays_zero", "negative_stays_negative")
+FACTS_OF_TWO: tuple[str, ...] = ("order_is_kept", "a_block_has_one_floor", "a_block_less_is_whole")
 
 
 def real_floor(tokens: Any, block_size: Any) -> Any:
@@ -27,7 +28,7 @@ def real_floor(tokens: Any, block_size: Any) -> Any:
 def _claims(first: Any, second: Any, block_size: Any) -> dict[str, Any]:
     """Every fact about the floor that a proof may use, by name, about the real floor."""
     floor, other_floor = real_floor(first, block_size), real_floor(second, block_size)
-    claims = dict(zip(FACTS_OF_ONE, facts_of_one(first, block_size, floor), strict=True))
+    claims: dict[str, Any] = dict(zip(FACTS_OF_ONE, facts_of_one(first, block_size, floor), strict=True))
     facts = facts_of_two(first, floor, second, other_floor, block_size)
     claims |= dict(zip(FACTS_OF_TWO, facts, strict=True))
     claims["rounding_twice_is_rounding_once"] = real_floor(floor, block_size) == floor
@@ -44,7 +45,7 @@ def _claims(first: Any, second: Any, block_size: Any) -> dict[str, Any]:
 
 
 def _obligations(group: str, hypotheses: dict[str, Any]) -> list[Obligation]:
-    first, second, block_size = z3.Ints("first second block_size")
+    first, second, block_size = integers("first second block_size")
     return [
         Obligation(f"{group}/{name}", "axiom", "axioms", hypotheses, goal, group)
         for name, goal in _claims(first, second, block_size).items()
@@ -53,7 +54,7 @@ def _obligations(group: str, hypotheses: dict[str, Any]) -> list[Obligation]:
 
 def obligations() -> list[Obligation]:
     """Each fact about the floor, for every block size of at least 1."""
-    return _obligations("axioms/floor", {"block_size_at_least_1": z3.Int("block_size") >= 1})
+    return _obligations("axioms/floor", {"block_size_at_least_1": integer("block_size") >= 1})
 
 
 def controls() -> list[Control]:
@@ -63,6 +64,6 @@ def controls() -> list[Control]:
             "axioms/any_block_size",
             "The facts about the floor hold for any block size but 0.",
             "assumption",
-            _obligations("axioms/any_block_size", {"block_size_not_0": z3.Int("block_size") != 0}),
+            _obligations("axioms/any_block_size", {"block_size_not_0": integer("block_size") != 0}),
         )
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -37,11 +38,14 @@ class Mutant(NamedTuple):
     operator: str
     before: str
     after: str
+    exchanged: tuple[str, str]
+    """The expression that was there and the one that came in its place; of a swap, the two values."""
     source: str
 
 
+@functools.cache
 def _function_trees() -> dict[str, ast.FunctionDef]:
-    """The accounting's functions, without their decorators and docstrings."""
+    """The accounting's functions, without their decorators and docstrings. Not to be changed: copy first."""
     module = ast.parse(inspect.getsource(accounting))
     trees = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
     for tree in trees.values():
@@ -51,9 +55,15 @@ def _function_trees() -> dict[str, ast.FunctionDef]:
     return trees
 
 
+@functools.cache
+def _texts() -> dict[str, str]:
+    """The accounting's functions as text."""
+    return {name: ast.unparse(tree) for name, tree in _function_trees().items()}
+
+
 def compiled(sources: dict[str, str]) -> dict[str, Callable[..., Any]]:
     """The accounting's plain functions, those named in `sources` compiled from the text given there."""
-    texts = {name: ast.unparse(tree) for name, tree in _function_trees().items()} | sources
+    texts = _texts() | sources
     namespace = dict(vars(accounting))
     for name, text in texts.items():
         exec(compile(text, f"<{name}>", "exec"), namespace)
@@ -201,20 +211,19 @@ class _Replace(ast.NodeTransformer):
         return self.new if node is self.old else self.generic_visit(node)
 
 
-def _described(operator: str, old: ast.AST, new: ast.AST) -> tuple[str, str]:
-    """Before and after as text; of a whole `Ledger(...)` only the fields that differ."""
+def _described(operator: str, old: ast.AST, new: ast.AST) -> tuple[str, str, tuple[str, str]]:
+    """Before and after as text, of a whole `Ledger(...)` only the fields that differ; what was exchanged."""
     if operator not in ("dropped assignment", "swapped assignment"):
-        return ast.unparse(old), ast.unparse(new)
+        return ast.unparse(old), ast.unparse(new), (ast.unparse(old), ast.unparse(new))
     assert isinstance(old, ast.Call) and isinstance(new, ast.Call)
     pairs = [
-        (
-            f"{SYMBOLS[str(one.arg)]}={ast.unparse(one.value)}",
-            f"{SYMBOLS[str(one.arg)]}={ast.unparse(two.value)}",
-        )
+        (str(one.arg), ast.unparse(one.value), ast.unparse(two.value))
         for one, two in zip(old.keywords, new.keywords, strict=True)
         if ast.unparse(one.value) != ast.unparse(two.value)
     ]
-    return ", ".join(pair[0] for pair in pairs), ", ".join(pair[1] for pair in pairs)
+    before = ", ".join(f"{SYMBOLS[field]}={value}" for field, value, _ in pairs)
+    after = ", ".join(f"{SYMBOLS[field]}={value}" for field, _, value in pairs)
+    return before, after, pairs[0][1:]
 
 
 def mutants(functions: tuple[str, ...] = ()) -> list[Mutant]:
@@ -237,10 +246,10 @@ def mutants(functions: tuple[str, ...] = ()) -> list[Mutant]:
                 if source in seen:
                     continue
                 seen.add(source)
-                before, after = _described(operator, node, new)
+                before, after, exchanged = _described(operator, node, new)
                 key = f"{name}/{site}: {before} -> {after}"
                 keys[key] += 1
                 if keys[key] > 1:
                     key += f" (#{keys[key]})"
-                found.append(Mutant(key, name, operator, before, after, source))
+                found.append(Mutant(key, name, operator, before, after, exchanged, source))
     return found

@@ -83,7 +83,24 @@ def check_table(run: Run) -> Table:
     ]
     if "searches" in shown:
         searches = shown["searches"]
-        rows.append(("shortest traces found anew", searches["found"], searches["total"], ""))
+        rows.append(
+            (
+                "shortest traces found anew",
+                searches["found"],
+                searches["total"],
+                "as short, and with numbers as small, as the committed ones",
+            )
+        )
+    if "crosshair_mutants" in shown:
+        mutants = shown["crosshair_mutants"]
+        rows.append(
+            (
+                "mutants refuted by CrossHair",
+                mutants["refuted"],
+                mutants["total"],
+                "one for each target, so that its silence would be noticed",
+            )
+        )
     for name, good, total, note in rows:
         colour = "green" if good == total else "bold red"
         table.add_row(name, f"[{colour}]{good}[/]", str(total), note)
@@ -115,7 +132,18 @@ def failure_lines(run: Run) -> list[str]:
     lines += [f"fault {verdict.name} was not found: {verdict.detail}" for verdict in unfound[:MOST_FAILURES]]
     if len(unfound) > MOST_FAILURES:
         lines.append(f"{len(unfound) - MOST_FAILURES} more faults were not found")
-    lines += [f"trace of {search.name}: {search.detail}" for search in run.searches if not search.found]
+    for search in run.searches:
+        if search.trace is None:
+            lines.append(f"no trace of {search.name} was found within the search's bounds")
+        elif not search.replayed:
+            lines.append(f"the trace found for {search.name} does not replay")
+        elif not search.as_short:
+            lines.append(f"the trace found for {search.name} differs in size from the committed one")
+    lines += [
+        f"CrossHair did not refute the mutant of {mutant.name}: {mutant.state}"
+        for mutant in run.crosshair_mutants
+        if not mutant.refuted
+    ]
     lines += [f"not carried out: {sentence}" for sentence in run.broken]
     return lines
 

@@ -19,6 +19,7 @@ from draftproof.proofs.induction import step
 from draftproof.proofs.obligations import Obligation
 from draftproof.proofs.queue_model import EVERY_DEPTH, Queue, Scope, advanced, pins, symbolic_queue
 from draftproof.proofs.refinement_queue import assumed
+from draftproof.proofs.terms import function, integer, integers
 from draftproof.spec.events import EVENTS
 from draftproof.spec.ghosts import State, initial_state
 from draftproof.spec.ledger import Ledger, Rules
@@ -26,12 +27,12 @@ from draftproof.spec.ledger import Ledger, Rules
 Facts = dict[str, Any]
 Code = Callable[..., Ledger]
 
-MAX_STEPS = z3.Int("max_undelivered_steps")
+MAX_STEPS = integer("max_undelivered_steps")
 """J: how many steps may be undelivered at once, over all lives of the request."""
-MAX_BATCHED = z3.Int("max_num_batched_tokens")
-TOKENS_OF_STEPS = z3.Function("tokens_of_steps", z3.IntSort(), z3.IntSort())
+MAX_BATCHED = integer("max_num_batched_tokens")
+TOKENS_OF_STEPS = function("tokens_of_steps", 1)
 """Stands for `steps * max_num_batched_tokens`."""
-SAMPLES_OF_STEPS = z3.Function("samples_of_steps", z3.IntSort(), z3.IntSort())
+SAMPLES_OF_STEPS = function("samples_of_steps", 1)
 """Stands for `steps * (1 + K)`."""
 
 
@@ -109,7 +110,7 @@ def _transition_obligations(
 
 def _base_obligations() -> list[Obligation]:
     """A request that has just arrived has no step in flight."""
-    start, rules, queue = initial_state(z3.Int("num_prompt_tokens")), symbolic_rules(), symbolic_queue()
+    start, rules, queue = initial_state(integer("num_prompt_tokens")), symbolic_rules(), symbolic_queue()
     state = State(as_terms(start.ledger), as_terms(start.ghosts))
     facts = {f"rules:{index}": fact for index, fact in enumerate(rules_hold(rules))}
     facts |= step_equations(rules, queue)
@@ -123,7 +124,7 @@ def _base_obligations() -> list[Obligation]:
 
 def _consequences() -> list[Obligation]:
     """What the bounds say about the ledger's own sums."""
-    before, rules, _, queue, facts = _hypotheses("output", EVERY_DEPTH)
+    before, _, _, queue, facts = _hypotheses("output", EVERY_DEPTH)
     head, tail = queue.head, queue.tail
     group = "R1/bounds/output"
     claims = {
@@ -138,7 +139,7 @@ def _consequences() -> list[Obligation]:
 
 def _arithmetic() -> list[Obligation]:
     """The two functions are products, and products grow with the number of steps."""
-    steps, undelivered, size, total, trimmed, drafts = z3.Ints(
+    steps, undelivered, size, total, trimmed, drafts = integers(
         "steps undelivered size total num_trimmed_tokens num_speculative_tokens"
     )
     some = {"undelivered": z3.And(undelivered >= 0, undelivered <= MAX_STEPS), "size": size >= 1}

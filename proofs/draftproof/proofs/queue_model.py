@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import z3
 
+from draftproof.proofs.terms import array, choose, integer, integers
 from draftproof.spec.algebra import both, where
 from draftproof.spec.events import ChunkOutput, Output, Schedule, StaleOutput
 from draftproof.spec.ghosts import State
@@ -34,14 +35,14 @@ class Scope(NamedTuple):
     def each(self, sentence: Callable[[Any], Any]) -> Any:
         """The sentence holds for every step number. It must guard itself: nothing beyond the tail."""
         if self.depth is None:
-            step = z3.Int("step")
+            step = integer("step")
             return z3.ForAll([step], sentence(step))
         return z3.And([sentence(z3.IntVal(step)) for step in range(self.depth + 2)])
 
     def pairs(self, sentence: Callable[[Any, Any], Any]) -> Any:
         """The sentence holds for every two step numbers, the first not above the second."""
         if self.depth is None:
-            first, second = z3.Ints("first_step second_step")
+            first, second = integers("first_step second_step")
             return z3.ForAll([first, second], z3.Implies(first <= second, sentence(first, second)))
         numbers = itertools.combinations_with_replacement(range(self.depth + 2), 2)
         return z3.And([sentence(z3.IntVal(first), z3.IntVal(second)) for first, second in numbers])
@@ -70,7 +71,7 @@ class Queue(NamedTuple):
     @property
     def oldest_live(self) -> Any:
         """The first step of the present life that has not returned; `tail` if there is none."""
-        return z3.If(self.first_live >= self.head, self.first_live, self.head)
+        return choose(self.first_live >= self.head, self.first_live, self.head)
 
     def samples(self, step: Any) -> Any:
         """The step will return at least one token."""
@@ -88,16 +89,11 @@ class Queue(NamedTuple):
 QUEUE_ENDS = ("head", "first_live", "tail")
 
 
-def array(name: str) -> Any:
-    """Any integer per step number."""
-    return z3.Array(name, z3.IntSort(), z3.IntSort())
-
-
 def symbolic_queue() -> Queue:
     """Any queue."""
     return Queue(
         *[
-            z3.Int(f"queue.{field}") if field in QUEUE_ENDS else array(f"queue.{field}")
+            integer(f"queue.{field}") if field in QUEUE_ENDS else array(f"queue.{field}")
             for field in Queue._fields
         ]
     )
@@ -122,20 +118,20 @@ def relation(state: State, rules: Rules, queue: Queue, scope: Scope = EVERY_DEPT
                 z3.Or(prefill == 0, prefill == 1),
                 z3.Or(completes == 0, completes == 1),
                 z3.Implies(completes == 1, prefill == 1),
-                z3.If(prefill == 1, drafts == 0, queue.num_tokens[step] == 1 + drafts),
+                choose(prefill == 1, drafts == 0, queue.num_tokens[step] == 1 + drafts),
             ),
         )
 
     def sums(step: Any) -> Any:
         num_tokens = queue.num_tokens[step]
-        samples = z3.If(queue.samples(step), 1 + queue.num_drafts[step], 0)
+        samples = choose(queue.samples(step), 1 + queue.num_drafts[step], 0)
         return z3.Implies(
             queue.in_flight(step),
             z3.And(
                 queue.tokens_before[step + 1] == queue.tokens_before[step] + num_tokens,
                 queue.samples_before[step + 1] == queue.samples_before[step] + samples,
                 queue.prefill_before[step + 1]
-                == queue.prefill_before[step] + z3.If(queue.prefill[step] == 1, num_tokens, 0),
+                == queue.prefill_before[step] + choose(queue.prefill[step] == 1, num_tokens, 0),
                 queue.completions_before[step + 1]
                 == queue.completions_before[step] + queue.completes_prompt[step],
             ),
@@ -148,10 +144,10 @@ def relation(state: State, rules: Rules, queue: Queue, scope: Scope = EVERY_DEPT
         num_tokens = queue.num_tokens[step]
         return z3.Implies(
             queue.live(step),
-            z3.If(
+            choose(
                 queue.prefill[step] == 0,
                 z3.And(prefill_rest == 0, completions_rest == 0),
-                z3.If(
+                choose(
                     queue.completes_prompt[step] == 1,
                     z3.And(prefill_rest == num_tokens, completions_rest == 1),
                     z3.And(
@@ -193,7 +189,7 @@ def relation(state: State, rules: Rules, queue: Queue, scope: Scope = EVERY_DEPT
     return {
         "ends_in_order": z3.And(head <= tail, queue.first_live <= tail),
         "in_flight": ledger.num_in_flight_tokens == queue.tokens_before[tail] - queue.tokens_before[head],
-        "stale": ledger.num_stale_tokens == z3.If(queue.first_live >= head, stale, 0),
+        "stale": ledger.num_stale_tokens == choose(queue.first_live >= head, stale, 0),
         "awaited": ghosts.num_awaited_samples == live_sum(queue.samples_before),
         "prefill_in_flight": ghosts.num_prefill_in_flight == live_sum(queue.prefill_before),
         "completes_prompt": ghosts.completes_prompt == live_sum(queue.completions_before),
@@ -264,7 +260,7 @@ def returning(queue: Queue, state: State, event: Any) -> Facts:
         return {**facts, "head:samples_nothing": z3.Not(samples)}
     if isinstance(event, Output):
         return {**facts, "head:samples": samples, "head:drafts": event.num_drafts == queue.num_drafts[head]}
-    generated_at_most = z3.If(samples, 1 + queue.num_drafts[head], 0)
+    generated_at_most = choose(samples, 1 + queue.num_drafts[head], 0)
     return {
         **facts,
         "head:kept": z3.And(
@@ -275,9 +271,9 @@ def returning(queue: Queue, state: State, event: Any) -> Facts:
 
 
 def pins(queue: Queue, depth: int) -> Facts:
-    """A queue of exactly `depth` steps, numbered from 0: what makes written-out sentences complete."""
+    """A queue of at most `depth` steps, numbered from 0: what makes written-out sentences complete."""
     return {
         "pin:head": queue.head == 0,
-        "pin:tail": queue.tail == depth,
+        "pin:tail": z3.And(queue.tail >= 0, queue.tail <= depth),
         "pin:first_live": z3.And(queue.first_live >= 0, queue.first_live <= depth),
     }

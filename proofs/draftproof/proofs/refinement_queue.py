@@ -26,6 +26,7 @@ from draftproof.proofs.queue_model import (
     returning,
     symbolic_queue,
 )
+from draftproof.proofs.terms import integer
 from draftproof.spec import guards
 from draftproof.spec.events import EVENTS
 from draftproof.spec.ghosts import State, initial_state
@@ -72,7 +73,7 @@ def _transition_obligations(
 
 def _base_obligations() -> list[Obligation]:
     """A request that has just arrived has an empty queue."""
-    num_prompt_tokens = z3.Int("num_prompt_tokens")
+    num_prompt_tokens = integer("num_prompt_tokens")
     rules, queue = symbolic_rules(), symbolic_queue()
     start = initial_state(num_prompt_tokens)
     state = State(as_terms(start.ledger), as_terms(start.ghosts))

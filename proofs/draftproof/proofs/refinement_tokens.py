@@ -14,19 +14,16 @@ from typing import Any, NamedTuple
 
 import z3
 
+from draftproof.impl import accounting
+from draftproof.impl.contracts import plain
 from draftproof.proofs.carrier_z3 import as_terms, rules_hold, symbolic_event, symbolic_rules, symbolic_state
+from draftproof.proofs.controls import Control
 from draftproof.proofs.device import ASSUMPTIONS, moved
 from draftproof.proofs.induction import step
 from draftproof.proofs.obligations import Obligation
-from draftproof.proofs.queue_model import (
-    EVERY_DEPTH,
-    Queue,
-    Scope,
-    advanced,
-    pins,
-    symbolic_queue,
-)
+from draftproof.proofs.queue_model import Queue, Scope, advanced, pins, symbolic_queue
 from draftproof.proofs.refinement_queue import assumed
+from draftproof.proofs.terms import integer
 from draftproof.proofs.token_model import (
     NO_KV,
     POSITION,
@@ -37,7 +34,7 @@ from draftproof.proofs.token_model import (
 )
 from draftproof.spec.events import EVENTS
 from draftproof.spec.ghosts import State, initial_state
-from draftproof.spec.ledger import FINISHED, PAUSED, RUNNING, Ledger, Rules
+from draftproof.spec.ledger import Ledger, Rules
 
 Facts = dict[str, Any]
 Code = Callable[..., Ledger]
@@ -89,6 +86,7 @@ def setting(
         for key, fact in move.assumed.items()
         if key != dropped and (complete or not ASSUMPTIONS[key].completeness_only)
     }
+    facts |= {f"device:possible:{key}": fact for key, fact in move.possible.items()}
     if depth is not None:
         facts |= pins(queue, depth)
     return Setting(
@@ -113,23 +111,15 @@ def transition_obligations(
     alter: Alteration | None = None,
     dropped: str | None = None,
 ) -> list[Obligation]:
-    """The relation kept by one transition.
-
-    What completeness does not sharpen is proved without its assumptions, in the sound half only.
-    """
+    """The relation kept by one transition; the arguments are those of `setting`."""
     this = setting(name, complete=complete, depth=depth, code=code, alter=alter, dropped=dropped)
     kept = relation(this.after, this.queue_after, this.tokens_after, Scope(depth), complete=complete)
-    group = f"R2/{'complete' if complete else 'sound'}/{name}"
-    return [
-        Obligation(f"{group}/{key}", "refinement", "R2", this.facts, goal, group)
-        for key, goal in kept.items()
-        if not complete or key in SHARPER_WHEN_COMPLETE
-    ]
+    return _claimed(f"R2/{'complete' if complete else 'sound'}/{name}", this.facts, kept, complete=complete)
 
 
-def _base_obligations() -> list[Obligation]:
+def _base_obligations(*, complete: bool) -> list[Obligation]:
     """A request that has just arrived: nothing is written, nothing is in flight."""
-    num_prompt_tokens = z3.Int("num_prompt_tokens")
+    num_prompt_tokens = integer("num_prompt_tokens")
     rules, queue, tokens = symbolic_rules(), symbolic_queue(), symbolic_tokens()
     start = initial_state(num_prompt_tokens)
     state = State(as_terms(start.ledger), as_terms(start.ghosts))
@@ -143,96 +133,33 @@ def _base_obligations() -> list[Obligation]:
         "nothing_written": z3.And(
             tokens.enqueued_kv == NO_KV, tokens.returned_kv == NO_KV, tokens.valid_before[0] == 0
         ),
-        "true_is_written": tokens.true_identity != NO_KV,
         "device_is_given_the_prompt": z3.Implies(
             num_prompt_tokens > POSITION, tokens.committed_identity == tokens.true_identity
         ),
     }
-    group = "R2/complete/initial"
+    if complete:
+        facts["true_is_written"] = tokens.true_identity != NO_KV
+    group = f"R2/{'complete' if complete else 'sound'}/initial"
+    return _claimed(group, facts, relation(state, queue, tokens, complete=complete), complete=complete)
+
+
+def _claimed(group: str, facts: Facts, kept: Facts, *, complete: bool) -> list[Obligation]:
+    """What completeness does not sharpen is proved without its assumptions, in the sound half only."""
     return [
         Obligation(f"{group}/{key}", "refinement", "R2", facts, goal, group)
-        for key, goal in relation(state, queue, tokens, complete=True).items()
+        for key, goal in kept.items()
+        if not complete or key in SHARPER_WHEN_COMPLETE
     ]
 
 
-def _consequences() -> list[Obligation]:
-    """What the relation says about KV, in the terms of the theorems."""
-    any_step = z3.Int("any_step")
-    found = []
-    for strength, complete in STRENGTHS.items():
-        this = setting("schedule", complete=complete)
-        (ledger, ghosts), queue, tokens = this.before, this.queue, this.tokens
-        group = f"R2/{strength}/schedule"
-        reads = {
-            "reads_valid_kv": z3.Implies(
-                z3.Int("device.start") > POSITION, tokens.enqueued_kv == tokens.true_identity
-            )
-        }
-        claims = {} if complete else reads
-        found += [
-            Obligation(f"{group}/{key}", "refinement", "R2", this.facts, goal, group)
-            for key, goal in claims.items()
-        ]
-        facts = {
-            key: fact
-            for key, fact in this.facts.items()
-            if key.startswith(("rules:", "invariant:", "queue:", "tokens:"))
-        }
-        unfinished = ledger.status != FINISHED
-        valid, settled = ghosts.num_valid_tokens, ghosts.num_settled_tokens
-        if complete:
-            between_turns = z3.And(ledger.status == PAUSED, ledger.num_computed_tokens > 0)
-            exact = z3.And(unfinished, ledger.status != PAUSED)
-            claims = {
-                "valid_is_all": z3.Implies(
-                    z3.And(exact, valid == POSITION, valid < ledger.num_tokens),
-                    tokens.enqueued_kv != tokens.committed_identity,
-                ),
-                "settled_is_all": z3.Implies(
-                    z3.And(exact, settled == POSITION, settled < ledger.num_tokens),
-                    tokens.returned_kv != tokens.committed_identity,
-                ),
-                "one_missing_between_turns": z3.Implies(
-                    between_turns,
-                    z3.And(valid >= ledger.num_tokens - 1, settled >= ledger.num_tokens - 1),
-                ),
-            }
-        else:
-            still_writes = z3.And(
-                any_step >= queue.head, any_step >= tokens.first_unfreed, any_step < queue.tail
-            )
-            claims = {
-                "valid_is_valid": z3.Implies(
-                    z3.And(unfinished, valid > POSITION),
-                    tokens.enqueued_kv == tokens.committed_identity,
-                ),
-                "settled_is_valid": z3.Implies(
-                    z3.And(unfinished, settled > POSITION),
-                    tokens.returned_kv == tokens.committed_identity,
-                ),
-                "settled_is_not_written_again": z3.Implies(
-                    z3.And(unfinished, still_writes), tokens.write_start[any_step] >= settled
-                ),
-                "device_ahead_by_trimmed": z3.Implies(
-                    z3.And(ledger.status == RUNNING, queue.oldest_live < queue.tail),
-                    tokens.length_before[queue.oldest_live] == ledger.num_tokens + ledger.num_trimmed_tokens,
-                ),
-            }
-        group = f"R2/{strength}/state"
-        found += [
-            Obligation(f"{group}/{key}", "refinement", "R2", facts, goal, group)
-            for key, goal in claims.items()
-        ]
-    return found
-
-
 def obligations(codes: dict[str, Code] | None = None) -> list[Obligation]:
-    """R2, sound and complete, its base case and consequences; `codes` replaces running functions."""
-    found = _base_obligations()
+    """R2, sound and complete, with its base case; `codes` replaces running functions."""
+    found = []
     for complete in STRENGTHS.values():
+        found += _base_obligations(complete=complete)
         for name in TRANSITIONS:
             found += transition_obligations(name, complete=complete, code=(codes or {}).get(name))
-    return found + _consequences()
+    return found
 
 
 def depth_of(name: str) -> int:
@@ -241,10 +168,98 @@ def depth_of(name: str) -> int:
 
 
 def witnesses() -> dict[str, Facts]:
-    """For each group a small pinned queue that must be satisfiable, and some states worth meeting."""
+    """For each group a small pinned queue that must be satisfiable, and again in each mode."""
     found = {}
     for strength, complete in STRENGTHS.items():
         for name in TRANSITIONS:
-            found[f"R2/{strength}/{name}"] = setting(name, complete=complete, depth=depth_of(name)).facts
-        found[f"R2/{strength}/state"] = found[f"R2/{strength}/schedule"]
+            this = setting(name, complete=complete, depth=depth_of(name))
+            found[f"R2/{strength}/{name}"] = this.facts
+            asynchronous = this.rules.asynchronous
+            if complete:
+                found[f"R2/synchronous/{name}"] = this.facts | {"mode": z3.Not(asynchronous)}
+            if complete and name != "draft":  # asynchronously the device drafts by itself
+                found[f"R2/asynchronous/{name}"] = this.facts | {"mode": asynchronous}
     return found
+
+
+def refuted_by_pinning(
+    names: tuple[str, ...],
+    *,
+    complete: bool = False,
+    code: Code | None = None,
+    alter: Alteration | None = None,
+    dropped: str | None = None,
+) -> list[Obligation]:
+    """The obligations of some transitions over a small pinned queue, where z3 finds counterexamples."""
+    return [
+        obligation._replace(name=f"R2/control/{obligation.name}")
+        for name in names
+        for obligation in transition_obligations(
+            name, complete=complete, depth=depth_of(name), code=code, alter=alter, dropped=dropped
+        )
+    ]
+
+
+def _one_more(field: str) -> Alteration:
+    """The state after with one ghost a token too large."""
+
+    def alter(state: State) -> State:
+        ghosts = state.ghosts._replace(**{field: getattr(state.ghosts, field) + 1})
+        return State(state.ledger, ghosts)
+
+    return alter
+
+
+def _valid_is(value: Callable[[State], Any]) -> Alteration:
+    """The state after with another V."""
+    return lambda state: State(state.ledger, state.ghosts._replace(num_valid_tokens=value(state)))
+
+
+def _placeholders_kept(ledger: Ledger, rules: Rules) -> Ledger:
+    """A fault: the end of a turn does not take back what is still awaited."""
+    after: Ledger = plain(accounting.end_turn)(ledger, rules)
+    return after._replace(num_computed_tokens=ledger.num_computed_tokens)
+
+
+def controls() -> list[Control]:
+    """Each assumption dropped, and ghosts or counters that are wrong by a little. Decided by z3 alone."""
+    found = [
+        Control(
+            f"R2/assumption/{name}",
+            f"Dropped: {assumption.sentence}",
+            "assumption",
+            refuted_by_pinning(assumption.transitions, complete=assumption.completeness_only, dropped=name),
+        )
+        for name, assumption in ASSUMPTIONS.items()
+        if assumption.transitions
+    ]
+    wrong: dict[str, tuple[str, str, Alteration]] = {
+        "settled_one_too_far": (
+            "W is one too far after an output.",
+            "output",
+            _one_more("num_settled_tokens"),
+        ),
+        "valid_one_too_far": ("V is one too far after an output.", "output", _one_more("num_valid_tokens")),
+        "valid_is_known": (
+            "V is always N after an output.",
+            "output",
+            _valid_is(lambda state: state.ledger.num_tokens),
+        ),
+        "valid_is_computed": (
+            "V is C after a schedule.",
+            "schedule",
+            _valid_is(lambda state: state.ledger.num_computed_tokens),
+        ),
+        "fold_keeps_one_more": (
+            "A fold keeps one more valid position.",
+            "fold",
+            _one_more("num_valid_tokens"),
+        ),
+    }
+    found += [
+        Control(f"R2/{name}", sentence, "statement", refuted_by_pinning((transition,), alter=alter))
+        for name, (sentence, transition, alter) in wrong.items()
+    ]
+    sentence = "C stays where it was when a turn ends, samples on their way included."
+    faulty = refuted_by_pinning(("end_turn",), code=_placeholders_kept)
+    return [*found, Control("R2/placeholders_kept_by_end_turn", sentence, "statement", faulty)]

@@ -60,6 +60,7 @@ class Run(NamedTuple):
     coverage: Any
     faults: list[Any]
     searches: list[Any]
+    crosshair_mutants: list[Any]
     broken: list[str]
     """Checks that could not be carried out at all, in words."""
     seconds: float
@@ -80,6 +81,7 @@ def gather(findings: Iterable[Finding], seconds: float) -> Run:
         coverage=coverage[0] if coverage else None,
         faults=sorted(rows.get("faults", []), key=lambda verdict: verdict.name),
         searches=sorted(rows.get("search", []), key=lambda verdict: verdict.name),
+        crosshair_mutants=rows.get("crosshair_mutants", []),
         broken=sorted(rows.get("broken", [])),
         seconds=seconds,
     )
@@ -168,7 +170,12 @@ def summary(run: Run, details: bool = True) -> dict[str, Any]:
     if run.searches:
         shown["searches"] = {
             "total": len(run.searches),
-            "found": sum(bool(search.found) for search in run.searches),
+            "found": sum(search.replayed and search.as_short for search in run.searches),
+        }
+    if run.crosshair_mutants:
+        shown["crosshair_mutants"] = {
+            "total": len(run.crosshair_mutants),
+            "refuted": sum(bool(mutant.refuted) for mutant in run.crosshair_mutants),
         }
     if run.broken:
         shown["not_carried_out"] = run.broken
@@ -192,6 +199,7 @@ def summary(run: Run, details: bool = True) -> dict[str, Any]:
                 if verdict.outcome != "proved"
             ],
             "vacuous": run.vacuous,
+            "coverage": run.coverage.table if run.coverage else [],
         }
     return shown
 
@@ -208,5 +216,6 @@ def passed(run: Run) -> bool:
         and shown["faults"]["found"] == shown["faults"]["total"]
         and shown["controls"]["refuted"] == shown["controls"]["total"]
         and shown["witnesses"]["missing"] == 0
-        and all(search.found for search in run.searches)
+        and all(search.replayed and search.as_short for search in run.searches)
+        and all(mutant.refuted for mutant in run.crosshair_mutants)
     )

@@ -38,16 +38,18 @@ def standard_tasks() -> list[Task]:
         *slices("controls", "", len(controls()), 6),
         *slices("faults", "", len(all_faults()), 8),
         *obligation_tasks(),
-        *[Task("vacuity", source) for source in SOURCES],
+        *[Task("vacuity", source) for source in ("", *SOURCES)],
         *slices("needs", "induction", len(built("induction")), 120),
     ]
 
 
 def full_tasks() -> list[Task]:
-    """What `make prove-full` adds: the shortest traces are searched for anew."""
+    """What `make prove-full` adds: shortest traces searched anew, and mutants that CrossHair must refute."""
+    from draftproof.proofs.crosshair_mutants import crosshair_mutants
     from draftproof.proofs.faults import all_faults
 
-    return [Task("search", fault.name) for fault in all_faults()]
+    searches = [Task("search", fault.name) for fault in all_faults()]
+    return searches + slices("crosshair_mutants", "", len(crosshair_mutants()), 8)
 
 
 def followed(findings: Iterable[Finding], total: int, quiet: bool) -> Iterator[Finding]:

@@ -18,9 +18,12 @@ from draftproof.proofs import (
     floor,
     induction,
     integers,
+    queue_bounds,
+    refinement_consequences,
     refinement_queue,
     refinement_tokens,
     sessions,
+    token_identity,
 )
 from draftproof.proofs.controls import Control
 from draftproof.proofs.obligations import Obligation
@@ -31,12 +34,35 @@ SOURCES: dict[str, Callable[[], list[Obligation]]] = {
     "completeness": completeness.obligations,
     "decisions": decisions.obligations,
     "refinement_queue": refinement_queue.obligations,
+    "queue_bounds": queue_bounds.obligations,
     "refinement_tokens": refinement_tokens.obligations,
+    "refinement_consequences": refinement_consequences.obligations,
+    "token_identity": token_identity.obligations,
     "sessions": sessions.obligations,
     "commutation": commutation.obligations,
     "capacity": capacity.obligations,
     "integers": integers.obligations,
 }
+
+CONTROLLED: tuple[Any, ...] = (
+    floor,
+    refinement_queue,
+    queue_bounds,
+    refinement_tokens,
+    token_identity,
+    sessions,
+    commutation,
+    capacity,
+    integers,
+)
+WITNESSED: tuple[Any, ...] = (
+    refinement_queue,
+    queue_bounds,
+    refinement_tokens,
+    refinement_consequences,
+    token_identity,
+    capacity,
+)
 
 
 @functools.cache
@@ -48,30 +74,31 @@ def built(source: str) -> tuple[Obligation, ...]:
 @functools.cache
 def controls() -> tuple[Control, ...]:
     """Statements that must be refuted: assumptions dropped one at a time, and claims that are too strong."""
-    modules: tuple[Any, ...] = (refinement_tokens, commutation, sessions, capacity, integers)
-    return tuple(control for module in modules for control in module.controls())
+    return tuple(control for module in CONTROLLED for control in module.controls())
 
 
 @functools.cache
 def witnesses() -> dict[str, dict[str, Any]]:
     """Hypotheses with quantifiers, by group: the same, pinned to a small queue, so that z3 can meet them."""
-    modules: tuple[Any, ...] = (refinement_queue, refinement_tokens, capacity)
-    found: dict[str, dict[str, Any]] = {}
-    for module in modules:
-        if hasattr(module, "witnesses"):
-            found |= module.witnesses()
-    return found
+    return {group: facts for module in WITNESSED for group, facts in module.witnesses().items()}
 
 
 def groups(source: str) -> dict[str, dict[str, Any]]:
-    """The distinct hypotheses of a source, by assumption group: pinned where quantifiers need it."""
+    """The distinct hypotheses of a source, by assumption group: pinned where quantifiers need it.
+
+    Two lists of hypotheses under one group name are two groups: neither may hide behind the other.
+    """
     found: dict[tuple[str, ...], tuple[str, dict[str, Any]]] = {}
     for obligation in built(source):
         group = obligation.assumption_group or obligation.name
-        # Two lists under one group name are two groups: neither may hide behind the other.
-        key = (group, *obligation.hypotheses)
-        found.setdefault(key, (group, witnesses().get(group, obligation.hypotheses)))
-    return {
-        group if key[1:] == () else f"{group} #{index}": facts
-        for index, (key, (group, facts)) in enumerate(found.items())
+        facts = witnesses().get(group, obligation.hypotheses)
+        found.setdefault((group, *obligation.hypotheses), (group, facts))
+    return {f"{source}: {group} #{index}": facts for index, (group, facts) in enumerate(found.values())}
+
+
+def states_to_reach() -> dict[str, dict[str, Any]]:
+    """Further states that must be satisfiable: each mode of the refinement, and states worth showing."""
+    named = {
+        obligation.assumption_group or obligation.name for source in SOURCES for obligation in built(source)
     }
+    return {group: facts for group, facts in witnesses().items() if group not in named}

@@ -39,9 +39,10 @@ def _obligations(task: Task) -> list[Any]:
 def _vacuity(task: Task) -> list[Any]:
     """Groups of hypotheses that nothing satisfies, or that the solver cannot show satisfiable."""
     from draftproof.proofs.obligations import satisfiable
-    from draftproof.proofs.sources import groups
+    from draftproof.proofs.sources import groups, states_to_reach
 
-    return [(group, satisfiable(facts)) for group, facts in groups(task.subject).items()]
+    asked = groups(task.subject) if task.subject else states_to_reach()
+    return [(group, satisfiable(facts)) for group, facts in asked.items()]
 
 
 def _controls(task: Task) -> list[Any]:
@@ -80,16 +81,23 @@ def _coverage(task: Task) -> list[Any]:
 
 def _faults(task: Task) -> list[Any]:
     from draftproof.proofs.faults import all_faults
-    from draftproof.proofs.faults.check import check_fault
+    from draftproof.proofs.faults.checking import check_fault
 
     return [check_fault(fault) for fault in all_faults()[task.first : task.last]]
 
 
 def _search(task: Task) -> list[Any]:
     from draftproof.proofs.faults import find
-    from draftproof.proofs.faults.traces import search_again
+    from draftproof.proofs.faults.checking import find_trace
 
-    return [search_again(find(task.subject))]
+    return [find_trace(find(task.subject))]
+
+
+def _refuted_by_crosshair(task: Task) -> list[Any]:
+    """For each CrossHair target a mutant that it must refute."""
+    from draftproof.proofs.crosshair_mutants import crosshair_mutants, refute
+
+    return [refute(mutant) for mutant in crosshair_mutants()[task.first : task.last]]
 
 
 WORK = {
@@ -101,6 +109,7 @@ WORK = {
     "coverage": _coverage,
     "faults": _faults,
     "search": _search,
+    "crosshair_mutants": _refuted_by_crosshair,
 }
 
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import z3
 
-from draftproof.proofs.queue_model import EVERY_DEPTH, Queue, Scope, array
+from draftproof.proofs.queue_model import EVERY_DEPTH, Queue, Scope
+from draftproof.proofs.terms import array, choose, integer
 from draftproof.spec.algebra import minimum
 from draftproof.spec.ghosts import State
 from draftproof.spec.invariants import frontier
@@ -25,9 +26,9 @@ from draftproof.spec.ledger import FINISHED, PAUSED, PREEMPTED, RUNNING
 
 Facts = dict[str, Any]
 
-POSITION = z3.Int("position")
+POSITION = integer("position")
 """The one position looked at; any number from 0."""
-NO_KV = z3.Int("no_kv")
+NO_KV = integer("no_kv")
 """The content of a slot that nothing was written to."""
 
 
@@ -69,7 +70,7 @@ def symbolic_tokens() -> Tokens:
     """Any device and any KV."""
     return Tokens(
         *[
-            array(f"tokens.{field}") if field in ARRAYS else z3.Int(f"tokens.{field}")
+            array(f"tokens.{field}") if field in ARRAYS else integer(f"tokens.{field}")
             for field in Tokens._fields
         ]
     )
@@ -77,7 +78,7 @@ def symbolic_tokens() -> Tokens:
 
 def generated(queue: Queue, tokens: Tokens, step: Any) -> Any:
     """Tokens the step generates: those accepted and one more; a prefill chunk generates none."""
-    return z3.If(queue.prefill[step] == 1, queue.completes_prompt[step], 1 + tokens.accepted[step])
+    return choose(queue.prefill[step] == 1, queue.completes_prompt[step], 1 + tokens.accepted[step])
 
 
 def in_written_range(queue: Queue, tokens: Tokens, step: Any) -> Any:
@@ -111,7 +112,7 @@ def relation(
         return scope.each(lambda step: z3.Implies(queue.live(step), sentence(step)))
 
     def steps_extend(step: Any) -> Any:
-        advance = z3.If(queue.prefill[step] == 1, queue.num_tokens[step], 1 + tokens.accepted[step])
+        advance = choose(queue.prefill[step] == 1, queue.num_tokens[step], 1 + tokens.accepted[step])
         return z3.And(
             valid[step + 1] == valid[step] + advance,
             made[step + 1] == made[step] + generated(queue, tokens, step),
@@ -129,12 +130,12 @@ def relation(
         """A decode step starts one below the device's length; a prefill step ends at it or below it."""
         end = valid[step] + queue.num_tokens[step]
         before_any_sample = z3.And(made[step] == made[oldest], ledger.num_trimmed_tokens == 0)
-        return z3.If(
+        return choose(
             queue.prefill[step] == 0,
             valid[step] == tokens.length_before[step] - 1,
             z3.And(
                 before_any_sample,
-                z3.If(
+                choose(
                     queue.completes_prompt[step] == 1,
                     end == tokens.length_before[step],
                     end < ledger.num_tokens,
@@ -142,11 +143,13 @@ def relation(
             ),
         )
 
-    def rising(first: Any, second: Any) -> Any:
-        return z3.Implies(
-            z3.And(first >= oldest, second <= tail),
-            z3.And(made[first] <= made[second], valid[first] <= valid[second]),
-        )
+    def rises(sum_before: Any) -> Any:
+        def rising(first: Any, second: Any) -> Any:
+            return z3.Implies(
+                z3.And(first >= oldest, second <= tail), sum_before[first] <= sum_before[second]
+            )
+
+        return scope.pairs(rising)
 
     def written_value(step: Any) -> Any:
         """What a step writes is true exactly below the prefix that it leaves valid."""
@@ -162,9 +165,7 @@ def relation(
             z3.And(exact, in_written_range(queue, tokens, step)),
             tokens.written_kv[step] != tokens.true_identity,
         )
-        return z3.Implies(
-            unfreed, z3.And(tokens.write_start[step] >= valid[queue.first_live], harmless)
-        )
+        return z3.Implies(unfreed, z3.And(tokens.write_start[step] >= valid[queue.first_live], harmless))
 
     def late_step(step: Any) -> Any:
         """A step of a preempted life whose output will be delivered continues the host's tokens."""
@@ -188,11 +189,10 @@ def relation(
             ),
         )
 
-    delivers_late = z3.And(
-        ledger.status == PREEMPTED, z3.Not(ledger.drop_stale), ledger.stop_pending == 0
-    )
+    delivers_late = z3.And(ledger.status == PREEMPTED, z3.Not(ledger.drop_stale), ledger.stop_pending == 0)
     nothing_kept = ledger.num_computed_tokens == 0
-    return {
+    something = {"true_is_written": tokens.true_identity != NO_KV} if complete else {}
+    return something | {
         "steps_extend": per_live_step(steps_extend),
         "accepts_drafts": per_live_step(accepts_drafts),
         "starts_where_valid_ends": per_live_step(lambda step: tokens.write_start[step] == valid[step]),
@@ -200,13 +200,14 @@ def relation(
             lambda step: tokens.length_before[step] == known_on_device + made[step] - made[oldest]
         ),
         "phase": per_live_step(phase),
-        "sums_rise": scope.pairs(rising),
+        "generated_rises": rises(made),
+        "valid_rises": rises(valid),
         "written_value": per_live_step(written_value),
         "at_the_tail": z3.Implies(
             running,
             z3.And(
                 tokens.device_length == known_on_device + made[tail] - made[oldest],
-                z3.If(
+                choose(
                     decoding,
                     valid[tail] == tokens.device_length - 1,
                     z3.And(valid[tail] == ledger.num_computed_tokens, made[tail] == made[oldest]),
@@ -248,9 +249,10 @@ def relation(
         "stale_writes": scope.each(stale_writes),
         "late_output": z3.Implies(
             delivers_late,
-            z3.And(z3.Implies(queue.head < queue.first_live, queue.first_live == tail), scope.each(late_step)),
+            z3.And(
+                z3.Implies(queue.head < queue.first_live, queue.first_live == tail), scope.each(late_step)
+            ),
         ),
-        "true_is_written": tokens.true_identity != NO_KV if complete else z3.BoolVal(True),
         "freed_steps": z3.And(
             tokens.first_unfreed <= tail,
             z3.Or(tokens.first_unfreed <= queue.first_live, tokens.first_unfreed <= queue.head),

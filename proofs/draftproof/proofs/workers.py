@@ -5,10 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import TypeVar
 
 from draftproof.proofs.tasks import Finding, Task, execute
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def _be_quiet() -> None:
@@ -21,13 +25,15 @@ def num_workers() -> int:
     return max(1, min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2))
 
 
-def run(tasks: list[Task], workers: int | None = None) -> Iterator[Finding]:
-    """The findings, in the order in which they arrive."""
+def spread(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
+) -> Iterator[Result]:
+    """The function's results on the items, computed by worker processes, in the order of arrival."""
     # Contracts must be absent in the workers whatever the caller's mode: the plain functions are proven.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers or num_workers(), mp_context=context, initializer=_be_quiet)
     try:
-        for future in as_completed([pool.submit(execute, task) for task in tasks]):
+        for future in as_completed([pool.submit(function, item) for item in items]):
             yield future.result()
         pool.shutdown()
     except BaseException:
@@ -35,3 +41,8 @@ def run(tasks: list[Task], workers: int | None = None) -> Iterator[Finding]:
             process.kill()
         pool.shutdown(wait=False, cancel_futures=True)
         raise
+
+
+def run(tasks: list[Task], workers: int | None = None) -> Iterator[Finding]:
+    """The findings, in the order in which they arrive."""
+    return spread(execute, tasks, workers)

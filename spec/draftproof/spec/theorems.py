@@ -90,8 +90,8 @@ THEOREMS: dict[str, Theorem] = {
     ),
     "T11": Theorem(
         "machine integers suffice",
-        "With J undelivered steps, max_model_len + J(1+K) and J * max_num_batched_tokens below 2^31, no "
-        "integer sub-term of any transition leaves 32 bits.",
+        "With J undelivered steps, max_model_len + J(1+K) and J * max_num_batched_tokens + fence below 2^31, "
+        "no integer sub-term of any transition leaves 32 bits.",
         "the device ledger runs on int32",
     ),
     "T12": Theorem(

@@ -32,7 +32,7 @@ Slots = tuple[Prefix | None, ...]
 
 
 class DeviceStep(NamedTuple):
-    """What one dispatched step does on the device: decided when it runs, known to the host when it returns."""
+    """What a dispatched step does on the device: settled when it runs, told to the host when it returns."""
 
     first_slot: int
     written: Slots
@@ -221,7 +221,7 @@ def _device_step(reference: Reference, event: Schedule, num_accepted: int) -> tu
     if planned.prefill:
         first_slot = reference.run.state.ledger.num_computed_tokens
         computed = reference.tokens[first_slot : first_slot + planned.num_tokens]
-        generated = (made,) if planned.samples else ()
+        generated: tuple[int, ...] = (made,) if planned.samples else ()
         sequence = reference.tokens + generated
     else:
         first_slot = len(reference.sequence) - 1

@@ -6,7 +6,7 @@ only keep an exploration finite; they are no part of the specification.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from draftproof.spec import tokens
@@ -96,17 +96,17 @@ def moves(reference: Reference, rules: Rules, sizes: Sizes) -> list[Move]:
 
 
 WEIGHTS = {
-    "admit": 8,
-    "schedule": 8,
-    "draft": 6,
-    "chunk_output": 8,
-    "output": 8,
-    "stale_output": 6,
-    "stop": 2,
-    "preempt": 1,
-    "end_turn": 4,
-    "fold": 8,
-    "finish": 1,
+    "admit": 40,
+    "schedule": 40,
+    "draft": 40,
+    "chunk_output": 40,
+    "output": 40,
+    "stale_output": 30,
+    "stop": 10,
+    "preempt": 3,
+    "end_turn": 40,
+    "fold": 40,
+    "finish": 10,
     "abort": 1,
 }
 """How often a random walk takes each kind of event: rarely one that ends the walk or starts it over."""
@@ -117,12 +117,17 @@ def kind_of(event: Event) -> str:
     return "stop" if getattr(event, "stopped", 0) == 1 else event_name(event)
 
 
-def pick(options: Sequence[Choice], number: int, event_of: Callable[[Choice], Event]) -> Choice:
-    """One of the options (at least one), by number >= 0: first among their kinds, by weight, then within it."""
+def pick(
+    options: Sequence[Choice],
+    number: int,
+    event_of: Callable[[Choice], Event],
+    weights: Mapping[str, int] = WEIGHTS,
+) -> Choice:
+    """One of the options (at least one), by number >= 0: first a kind, by weight, then within the kind."""
     kinds = list(dict.fromkeys(kind_of(event_of(option)) for option in options))
-    place, rest = number % sum(WEIGHTS[kind] for kind in kinds), number // sum(WEIGHTS[kind] for kind in kinds)
+    rest, place = divmod(number, sum(weights[kind] for kind in kinds))
     for kind in kinds:
-        place -= WEIGHTS[kind]
+        place -= weights[kind]
         if place < 0:
             break
     same = [option for option in options if kind_of(event_of(option)) == kind]

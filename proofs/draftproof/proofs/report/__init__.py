@@ -1,5 +1,5 @@
 """The report: everything that was proved, and every fault, as one page that an engineer can read."""
 
-from draftproof.proofs.report.page import ReportError, render, write_report
+from draftproof.proofs.report.page import render, write_report
 
-__all__ = ["ReportError", "render", "write_report"]
+__all__ = ["render", "write_report"]

@@ -40,15 +40,18 @@ def primer_section() -> Markup:
         element("h2", "One step, in a picture", id="primer"),
         element(
             "p",
-            "A drafter guesses a few tokens. One step of the model computes KV for the last known token and all "
+            "A drafter guesses a few tokens. One step of the model computes KV for the last known token "
+            "and all "
             "guesses at once, and says how many were right. Those are ",
             element("b", "accepted"),
             "; the first wrong one is ",
             element("b", "rejected"),
             " and replaced by the token the model wanted there, the ",
             element("b", "bonus"),
-            " token. Counters had moved on for all of them, and must now come back by exactly the right amount: "
-            "a stop may cut off accepted tokens too, results may arrive a step late, the request may have been "
+            " token. Counters had moved on for all of them, and must now come back by exactly the right "
+            "amount: "
+            "a stop may cut off accepted tokens too, results may arrive a step late, the request may have "
+            "been "
             "preempted meanwhile.",
         ),
         element(
@@ -56,7 +59,8 @@ def primer_section() -> Markup:
             scrolling("Figure: one verified step", primer()),
             element(
                 "figcaption",
-                "Three drafts, “mat and ran”, have just been verified: two accepted, one rejected. Blocks hold "
+                "Three drafts, “mat and ran”, have just been verified: two accepted, one rejected. Blocks "
+                "hold "
                 "four tokens here.",
             ),
         ),
@@ -82,8 +86,10 @@ def meaning_section() -> Markup:
         element("h2", "What these proofs mean, and what they don’t", id="meaning"),
         element(
             "p",
-            "A test tries some cases. A proof leaves the numbers open and shows that no choice of them breaks the "
-            "claim. But a proof speaks only about what was written down: about the counters as the specification "
+            "A test tries some cases. A proof leaves the numbers open and shows that no choice of them "
+            "breaks the "
+            "claim. But a proof speaks only about what was written down: about the counters as the "
+            "specification "
             "defines them, not about the numbers inside the model, and only as far as what is ",
             element("a", "trusted", href="#trusted"),
             " deserves it.",

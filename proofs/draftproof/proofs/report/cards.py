@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from draftproof.proofs.report.markup import Content, Markup, element, number, seconds, unseen
 from draftproof.proofs.report.words import CONSEQUENCES, GROUPS, OTHER_GROUPS
+
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def _groups(theorems: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -27,6 +30,13 @@ def readable(name: str) -> str:
     return name.rpartition(":")[2].replace("_", " ")
 
 
+def typeset(sentence: str) -> str:
+    """A sentence of the specification with its formulas as in print: −, ≤ and 2³¹, unbroken at a minus."""
+    sentence = re.sub(r"(?<=[\w)]) - (?=[\w(])", "\u00a0−\u00a0", sentence)
+    sentence = sentence.replace(" <= ", " ≤ ").replace(" >= ", " ≥ ")
+    return re.sub(r"\^(\d+)", lambda power: power[1].translate(RAISED), sentence)
+
+
 def _needs(theorem: dict[str, Any]) -> Content:
     needs = theorem.get("needs")
     if needs is None:
@@ -35,7 +45,9 @@ def _needs(theorem: dict[str, Any]) -> Content:
         return element("dd", "none: it follows from the transitions alone")
     return element(
         "dd",
-        element("ul", [element("li", readable(str(name)), title=str(name)) for name in needs], class_="needs"),
+        element(
+            "ul", [element("li", readable(str(name)), title=str(name)) for name in needs], class_="needs"
+        ),
     )
 
 
@@ -76,8 +88,10 @@ def _card(theorem: dict[str, Any]) -> Markup:
                 class_=f"outcome {'holds' if proved else 'fails'}",
             ),
         ),
-        element("p", str(theorem.get("meaning", ""))),
-        element("p", element("b", "If it failed: "), consequence, class_="consequence") if consequence else None,
+        element("p", typeset(str(theorem.get("meaning", "")))),
+        element("p", element("b", "If it failed: "), consequence, class_="consequence")
+        if consequence
+        else None,
         element(
             "details",
             element("summary", "How it was proved", unseen(f": {key}")),

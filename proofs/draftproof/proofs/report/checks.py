@@ -6,7 +6,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from draftproof.proofs.report.cards import readable
-from draftproof.proofs.report.markup import Content, Markup, element, number, seconds, table, unseen
+from draftproof.proofs.report.markup import (
+    Content,
+    Markup,
+    element,
+    number,
+    numeric_head,
+    seconds,
+    table,
+    unseen,
+)
 
 
 def _marked(good: bool, words: str) -> Markup:
@@ -24,15 +33,17 @@ def _crosshair(entries: list[dict[str, Any]]) -> Content:
 
     def row(entry: dict[str, Any]) -> Markup:
         contracts, confirmed = entry.get("contracts"), entry.get("confirmed")
+        complete = bool(contracts) and confirmed == contracts
+        state = "over all paths" if complete else str(entry.get("state") or "not confirmed").lower()
         return element(
             "tr",
             element("th", element("code", str(entry.get("name", "?"))), scope="row"),
             element("td", f"{number(confirmed)} of {number(contracts)}", class_="number"),
-            _marked(bool(contracts) and confirmed == contracts, str(entry.get("state") or "not confirmed")),
+            _marked(complete, state),
             element("td", seconds(entry.get("seconds")), class_="number"),
         )
 
-    heads = ("function", "contracts confirmed", "state", "time")
+    heads = ("function", numeric_head("contracts confirmed"), "how", numeric_head("time"))
     return table("The real functions against a plain textbook version", heads, map(row, entries))
 
 
@@ -75,7 +86,9 @@ def _coverage(entries: list[dict[str, Any]]) -> Content:
             element("b", "✗"),
             " no run was found, so a claim about it may be empty.",
         ),
-        table("Modes in which each condition is reached", ("condition", *modes), map(row, entries), "coverage"),
+        table(
+            "Modes in which each condition is reached", ("condition", *modes), map(row, entries), "coverage"
+        ),
     )
 
 
@@ -107,7 +120,7 @@ MUTANT_WORDS = (
 def _mutants(mutants: dict[str, Any]) -> Content:
     known = [(mutants[key], words) for key, words in MUTANT_WORDS if mutants.get(key) is not None]
     rows = mutants.get("by_transition") or {}
-    heads = ("transition", "changes", "refuted", "equivalent")
+    heads = ("transition", *map(numeric_head, ("changes", "refuted", "equivalent")))
     return (
         element("h3", "Every small mistake, made on purpose"),
         element("ul", [element("li", element("b", number(count)), " ", words) for count, words in known]),
@@ -161,7 +174,8 @@ def section(prove: dict[str, Any]) -> Markup:
         element("h3", "A second tool on the code that runs"),
         element(
             "p",
-            "CrossHair knows nothing of the proofs. It executes each function on symbolic integers and compares it "
+            "CrossHair knows nothing of the proofs. It executes each function on symbolic integers and "
+            "compares it "
             "with a version written with plain ifs.",
         ),
         _crosshair(details.get("crosshair") or []),

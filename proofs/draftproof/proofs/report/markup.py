@@ -71,6 +71,15 @@ def number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
+NUMERIC = "number"
+"""The class of cells and heads that are aligned to the right."""
+
+
+def numeric_head(title: str) -> Markup:
+    """The head of a column of numbers."""
+    return element("th", title, scope="col", class_=NUMERIC)
+
+
 def seconds(value: Any) -> str:
     """A time with two digits below a minute (`0.42 s`), in minutes above; nothing as a dash."""
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -87,8 +96,10 @@ def scrolling(label: str, *children: Content, class_: str = "") -> Markup:
 
 
 def table(caption: str, heads: Iterable[Content], rows: Iterable[Content], class_: str = "") -> Markup:
-    """A table in a scrolling box; its caption is read aloud and shown."""
-    head = element("tr", [element("th", title, scope="col") for title in heads])
+    """A table in a scrolling box; its caption is shown. A head that is markup stands as it is."""
+    head = element(
+        "tr", [title if isinstance(title, Markup) else element("th", title, scope="col") for title in heads]
+    )
     return scrolling(
         caption,
         element(

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
 from typing import Any
 
-from draftproof.proofs.report.cards import readable
 from draftproof.proofs.report.markup import Markup, element, scrolling, unseen
-
-KINDS = {"effect": "Effects", "effects": "Effects", "invariant": "Invariants", "invariants": "Invariants"}
-
-
-def _kind(row: str) -> str:
-    """The heading a row stands under: by the word before `:` or `/`, or a theorem's letter and number."""
-    head = row.replace("/", ":").partition(":")[0].strip()
-    if head in KINDS:
-        return KINDS[head]
-    return "Theorems" if head[1:2].isdigit() else "Other"
 
 
 def _cell(row: str, column: str, cell: dict[str, Any] | None) -> Markup:
@@ -52,30 +39,27 @@ def _cell(row: str, column: str, cell: dict[str, Any] | None) -> Markup:
     )
 
 
-def _bodies(rows: list[str], columns: list[str], cells: dict[str, Any]) -> Iterator[Markup]:
-    order = ("Theorems", "Effects", "Invariants", "Other")
-    for kind, members in groupby(sorted(rows, key=lambda row: order.index(_kind(row))), key=_kind):
-        yield element(
-            "tbody",
+def _rows(rows: list[str], columns: list[str], cells: dict[str, Any], names: dict[str, str]) -> list[Markup]:
+    return [
+        element(
+            "tr",
             element(
-                "tr",
-                element("th", element("span", kind), scope="rowgroup", colspan=len(columns) + 1),
-                class_="kind",
+                "th",
+                element("span", row, class_="key"),
+                (" ", names[row]) if row in names else None,
+                scope="row",
             ),
-            [
-                element(
-                    "tr",
-                    element("th", readable(row.replace("/", ":")), scope="row", title=row),
-                    [_cell(row, column, (cells.get(row) or {}).get(column)) for column in columns],
-                )
-                for row in members
-            ],
+            [_cell(row, column, (cells.get(row) or {}).get(column)) for column in columns],
         )
+        for row in rows
+    ]
 
 
 def section(prove: dict[str, Any]) -> Markup:
     """The matrix, or a sentence if the run carried none."""
-    matrix = (prove.get("details") or {}).get("matrix") or {}
+    details = prove.get("details") or {}
+    matrix = details.get("matrix") or {}
+    names = {str(entry.get("key")): str(entry.get("name", "")) for entry in details.get("theorems") or []}
     rows = [str(row) for row in matrix.get("rows") or []]
     columns = [str(column) for column in matrix.get("columns") or []]
     cells = matrix.get("cells") or {}
@@ -113,7 +97,7 @@ def section(prove: dict[str, Any]) -> Markup:
                         ],
                     ),
                 ),
-                _bodies(rows, columns, cells),
+                element("tbody", _rows(rows, columns, cells, names)),
                 class_="matrix",
             ),
             class_="tall",

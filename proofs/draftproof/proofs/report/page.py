@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import tempfile
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from draftproof.proofs.output import write_text
 from draftproof.proofs.report import background, cards, checks, matrix, stories, summary, svg
 from draftproof.proofs.report.markup import Markup, as_script_data, content, element
 from draftproof.proofs.report.words import GHOSTS, LETTERS
@@ -33,10 +32,6 @@ SECTIONS = (
     ("#checks", "Checks"),
     ("#meaning", "Meaning"),
 )
-
-
-class ReportError(Exception):
-    """The page could not be written; the message is one sentence for the user."""
 
 
 def _resource(name: str) -> str:
@@ -76,7 +71,9 @@ def _navigation() -> Markup:
 
 def _choice(name: str, words: str) -> Markup:
     return element(
-        "label", element("span", words), element("select", element("option", "all", value=""), id=f"by-{name}")
+        "label",
+        element("span", words),
+        element("select", element("option", "all", value=""), id=f"by-{name}"),
     )
 
 
@@ -91,8 +88,10 @@ def _faults_section(num_faults: int) -> Markup:
         title,
         element(
             "p",
-            "Each was reported by somebody, or follows from a fix that somebody made. The change was made to the "
-            "proven source, the theorem named beside it was seen to fail, and the shortest run that shows the wrong "
+            "Each was reported by somebody, or follows from a fix that somebody made. The change was made "
+            "to the "
+            "proven source, the theorem named beside it was seen to fail, and the shortest run that shows "
+            "the wrong "
             "counter was found. Open one and step through it: the faulty run stands above the right one.",
         ),
         element("noscript", element("p", "The timelines need JavaScript; the rest of this page does not.")),
@@ -101,9 +100,7 @@ def _faults_section(num_faults: int) -> Markup:
             element(
                 "label",
                 element("span", "Search"),
-                element(
-                    "input", type="search", id="search", placeholder="session, placeholders, #58259 …"
-                ),
+                element("input", type="search", id="search", placeholder="session, placeholders, #58259 …"),
             ),
             _choice("engine", "Engine"),
             _choice("area", "Area"),
@@ -142,7 +139,7 @@ def render(data: dict[str, Any]) -> str:
             background.meaning_section(),
         ),
     )
-    return Template(_resource("page.html")).substitute(
+    page = Template(_resource("page.html")).substitute(
         title=TITLE,
         policy=_policy(style, script),
         style=style,
@@ -150,28 +147,15 @@ def render(data: dict[str, Any]) -> str:
         data=as_script_data({"faults": faults, "letters": LETTERS, "ghosts": GHOSTS}),
         script=script,
     )
+    # Half a surrogate pair cannot be encoded; in a report's text it becomes a question mark.
+    return page.encode("utf-8", errors="replace").decode("utf-8")
 
 
-def write_report(data: dict[str, Any], path: str | os.PathLike[str]) -> Path:
-    """Write the page to `path`, completely or not at all, and return the path.
+def write_report(data: dict[str, Any], path: Path) -> int:
+    """Write the page to `path`, completely or not at all, and return its size in bytes.
 
-    Raises `ReportError` with one sentence if the folder is missing or cannot be written.
+    Raises `OutputError` with one sentence if the file cannot be written.
     """
-    target = Path(path)
-    page = render(data).encode("utf-8", errors="replace")
-    temporary = None
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(page)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        raise ReportError(f"cannot write the report to {target}: {error.strerror or error}") from error
-    except BaseException:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        raise
-    return target
+    page = render(data)
+    write_text(path, page)
+    return len(page.encode())

@@ -84,6 +84,8 @@ def fault_data(data: dict[str, Any]) -> list[dict[str, Any]]:
     details = (data.get("prove") or {}).get("details") or {}
     verdicts = {str(entry.get("name")): entry for entry in details.get("faults") or []}
     told = [
-        _story(story, verdicts.pop(str(story.get("fault")), {})) for story in data.get("stories") or [] if story
+        _story(story, verdicts.pop(str(story.get("fault")), {}))
+        for story in data.get("stories") or []
+        if story
     ]
     return told + [_story({}, verdict) for verdict in verdicts.values()]

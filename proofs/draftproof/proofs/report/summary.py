@@ -32,13 +32,17 @@ def _share(
     reached = counts.get(passed)
     bad = [f"{number(counts[key])} {key}" for key in BAD_OUTCOMES if counts.get(key)]
     good = reached == total and not bad
+    if not good and not bad:
+        bad = [f"{number(total - reached)} missing" if isinstance(reached, int) else "not counted"]
     return Part(title, f"{number(reached)} of {number(total)}", good, "; ".join(bad) if bad else remark)
 
 
 def parts(prove: dict[str, Any]) -> list[Part]:
-    """The four counts, each with whether it is complete."""
-    return [
-        _share(prove, "theorems", "total", "proved", "theorems proved", "for every size", "no theorems in it"),
+    """The counts, each with whether it is complete. The first four belong to every run."""
+    found = [
+        _share(
+            prove, "theorems", "total", "proved", "theorems proved", "for every size", "no theorems in it"
+        ),
         _share(
             prove,
             "obligations",
@@ -67,6 +71,29 @@ def parts(prove: dict[str, Any]) -> list[Part]:
             "no fault was tried",
         ),
     ]
+    if "controls" in prove:
+        found.append(
+            _share(
+                prove,
+                "controls",
+                "total",
+                "refuted",
+                "wrong claims refuted",
+                "made wrong on purpose, to test the prover",
+                "no wrong claim was tried",
+            )
+        )
+    if isinstance(prove.get("witnesses"), dict):
+        found.append(_witnesses(prove["witnesses"]))
+    return found
+
+
+def _witnesses(counts: dict[str, Any]) -> Part:
+    total, missing = counts.get("antecedents"), counts.get("missing")
+    if not isinstance(total, int) or not isinstance(missing, int) or total == 0:
+        return Part("conditions reached", "not run", None, "no witness was searched")
+    remark = f"{number(missing)} without a witness" if missing else "in every mode where they can occur"
+    return Part("conditions that a run reaches", number(total), missing == 0, remark)
 
 
 def verdict(prove: dict[str, Any]) -> tuple[str, str]:
@@ -74,8 +101,10 @@ def verdict(prove: dict[str, Any]) -> tuple[str, str]:
     found = parts(prove)
     failing = [part.title for part in found if part.good is False]
     missing = [part.title for part in found if part.good is None]
+    if prove.get("not_carried_out"):
+        failing.append("checks that broke down")
     if failing:
-        return "fails", f"Not everything holds: look at {', '.join(failing)}."
+        return "fails", f"Not everything holds. Not complete: {', '.join(failing)}."
     if missing:
         return "incomplete", f"What was run holds, but not everything was run: {', '.join(missing)}."
     return "holds", "Everything that is claimed on this page holds."
@@ -127,7 +156,7 @@ def _trusted(trusted: list[str]) -> Content:
 
 
 def header(data: dict[str, Any]) -> Markup:
-    """Title, verdict, the four counts, and the two honest lists."""
+    """Title, verdict, the counts, and the two honest lists."""
     prove = data.get("prove") or {}
     details = prove.get("details") or {}
     state, sentence = verdict(prove)
@@ -142,11 +171,14 @@ def header(data: dict[str, Any]) -> Markup:
         element("h1", "What is proved about a speculating scheduler’s counters"),
         element(
             "p",
-            "An LLM scheduler keeps a few integers for each request: how many tokens are known, how many have KV, "
-            "how many are still on their way. Speculative decoding moves them forward on a guess and back again, "
+            "An LLM scheduler keeps a few integers for each request: how many tokens are known, how many "
+            "have KV, "
+            "how many are still on their way. Speculative decoding moves them forward on a guess and back "
+            "again, "
             "and one that is off by one is seldom seen: the text still looks like text. Here that arithmetic "
             "is written once, what it must do is stated, and two independent solvers were asked for a "
-            "counterexample to every claim, with every size left open. You need not know any prover to read on.",
+            "counterexample to every claim, with every size left open. You need not know any prover to "
+            "read on.",
             class_="lede",
         ),
         element("p", sentence, class_=f"verdict {state}", role="status", id="verdict"),
@@ -175,12 +207,31 @@ def header(data: dict[str, Any]) -> Markup:
     )
 
 
+MOST_FAILURES = 12
+"""One wrong line can fail a hundred obligations; the first few say enough."""
+
+
+def _failure(entry: dict[str, Any]) -> Markup:
+    """An obligation that is not proved, with the numbers that contradict it."""
+    numbers = entry.get("counterexample") or {}
+    words = ", ".join(f"{name} = {value}" for name, value in numbers.items())
+    return element(
+        "li",
+        element("code", str(entry.get("obligation", "?"))),
+        f" is {entry.get('outcome', 'not proved')}",
+        f", for example with {words}" if words else None,
+    )
+
+
 def failures(prove: dict[str, Any]) -> Markup | None:
     """The names of what failed, if the run gave them: the first thing to look at."""
     details = prove.get("details") or {}
     failed = [entry for entry in details.get("theorems") or [] if entry.get("outcome") != "proved"]
     lost = [entry for entry in details.get("faults") or [] if not entry.get("found")]
-    if not failed and not lost:
+    obligations = details.get("failures") or []
+    broken = prove.get("not_carried_out") or []
+    vacuous = details.get("vacuous") or []
+    if not (failed or lost or obligations or broken or vacuous):
         return None
     return element(
         "section",
@@ -202,6 +253,12 @@ def failures(prove: dict[str, Any]) -> Markup | None:
                 element("li", "fault ", element("code", str(entry.get("name", "?"))), " was not found")
                 for entry in lost
             ],
+            [_failure(entry) for entry in obligations[:MOST_FAILURES]],
+            element("li", f"and {len(obligations) - MOST_FAILURES} more obligations")
+            if len(obligations) > MOST_FAILURES
+            else None,
+            [element("li", element("code", str(group)), " assumes what cannot be") for group in vacuous],
+            [element("li", f"not carried out: {reason}") for reason in broken],
         ),
         class_="failures",
         aria_label="What failed",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from draftproof.proofs.report.markup import Content, Markup, element
 
 WIDTH, HEIGHT = 58, 34
-LEFT, TOP = 12, 92
+LEFT, TOP = 12, 66
 
 TOKENS = ("The", "cat", "sat", "on", "the", "mat", "and", "then")
 NUM_PROMPT, NUM_SETTLED, BLOCK_SIZE = 5, 7, 4
@@ -71,8 +71,10 @@ def primer() -> Markup:
     bar_y = TOP + HEIGHT + 22
     width, height = _left(len(TOKENS)) + 100, TOP + HEIGHT + 72
     description = (
-        "Eight positions. The prompt fills 0 to 4, two accepted drafts 5 and 6; all seven have valid KV and are "
-        "settled. Position 7 holds the bonus token, known but without KV; a rejected draft stood there before. "
+        "Eight positions. The prompt fills 0 to 4, two accepted drafts 5 and 6; all seven have valid KV "
+        "and are "
+        "settled. Position 7 holds the bonus token, known but without KV; a rejected draft stood there "
+        "before. "
         "The frontier is 7. Positions 0 to 3 are a whole block and are registered."
     )
     return element(
@@ -143,7 +145,8 @@ def legend() -> Markup:
                 element("rect", x=2, y=1, width=26, height=18, rx=2, class_="different"),
             ),
             "differs",
-            "a position where the faulty run and the right one disagree",
+            "another token or other KV than in the right run; a dashed bar: a block that should be "
+            "registered",
         ),
     )
     return element(

@@ -33,7 +33,8 @@ GHOSTS = ("Q", "G", "q", "V", "W")
 CONSEQUENCES: dict[str, str] = {
     "T1": "A request counts KV it does not have. The next message of a session skips its own first tokens.",
     "T2": "The next token is written at the wrong position: text that repeats, skips or derails.",
-    "T3": "A later turn, or somebody else's cache hit, reads KV of tokens nobody received. Nothing reports it.",
+    "T3": "A later turn, or somebody else's cache hit, reads KV of tokens nobody received. Nothing reports "
+    "it.",
     "T4": "A finished block is thrown away, and the next request with the same prefix computes it again.",
     "T5": "A counter goes negative: an assertion stops the engine, or a step gets a senseless size.",
     "T6": "A request hangs: never scheduled, waiting for output that nobody will send.",
@@ -44,6 +45,12 @@ CONSEQUENCES: dict[str, str] = {
     "T11": "The counters on the device wrap around and turn negative under long run-ahead.",
     "T12": "A drafter's cache hit reads entries that were still going to change.",
     "T13": "A stored prefix is not found again, or more of it is used than may be.",
+    "effects": "A transition does something that nobody asked for, or leaves a part of its work undone.",
+    "invariants": "Some state would be possible in which the theorems above need not hold.",
+    "decisions": "A step is too long, a limit is passed, a cache hit is too short, or a metric is wrong.",
+    "R1": "The sums would say that work is under way which is not, or the other way round.",
+    "R2": "“Valid” and “settled” would be words only, and everything that is measured against them with "
+    "them.",
     "T14": "Blocks are freed twice, and two requests write into the same memory.",
 }
 """By theorem: what somebody would see if it did not hold."""
@@ -53,6 +60,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Nothing is lost", ("T4", "T7", "T13")),
     ("Every request ends, once", ("T6", "T14")),
     ("The same with speculation or without, on host and device", ("T8", "T9", "T10", "T11")),
+    ("What the rest stands on", ("effects", "invariants", "decisions", "R1", "R2", "axioms")),
 )
 
 OTHER_GROUPS: dict[str, str] = {
@@ -84,12 +92,14 @@ PROVER_WORDS: tuple[tuple[str, str], ...] = (
     ),
     (
         "unknown",
-        "A solver gave up within its resources. Unknown, and two solvers that contradict each other, count as "
+        "A solver gave up within its resources. Unknown, and two solvers that contradict each other, count "
+        "as "
         "failed.",
     ),
     (
         "witness",
-        "A concrete run that reaches the case a claim speaks about, so that nothing is proved only because the "
+        "A concrete run that reaches the case a claim speaks about, so that nothing is proved only because "
+        "the "
         "case cannot occur.",
     ),
     (
@@ -117,7 +127,8 @@ BOUNDED = (
 )
 
 TESTED = (
-    "That the same source gives the same numbers on every carrier (integers, compiled code, columns, tensors) "
+    "That the same source gives the same numbers on every carrier (integers, compiled code, columns, "
+    "tensors) "
     "is tested on random inputs, not proved.",
     "What the device really wrote into the KV cache is tested, not proved.",
 )

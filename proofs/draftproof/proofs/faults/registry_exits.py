@@ -1,0 +1,310 @@
+"""Faults of registration: what is published on the way and at the exits (finish, preempt, abort)."""
+
+from __future__ import annotations
+
+from draftproof.proofs.faults.fault import ACCOUNTING, DECISIONS, GUARDS, Change, Decision, Fault, Pin
+from draftproof.spec.decisions import MayRelease
+from draftproof.spec.events import Abort, Admit, Draft, Event, Finish, Output, Preempt, Schedule
+from draftproof.spec.ledger import Rules
+
+REGISTERED = "maximum(ledger.num_registered_tokens, registrable(settled, rules))"
+SETTLED_AT_FINISH = "ledger.num_computed_tokens + ledger.num_trimmed_tokens - ledger.num_in_flight_tokens"
+AT_FINISH = "minimum(\n        " + SETTLED_AT_FINISH + ",\n        ledger.num_tokens,\n    )"
+FINISH_REGISTERS_NOTHING = Change(ACCOUNTING, "finish", REGISTERED, "ledger.num_registered_tokens")
+FINISH_FORGETS_TRIMMED = Change(
+    ACCOUNTING,
+    "finish",
+    SETTLED_AT_FINISH,
+    "ledger.num_computed_tokens - ledger.num_in_flight_tokens",
+)
+
+
+def last_step_accepts_all(num_prompt_tokens: int, asynchronous: bool) -> tuple[Event, ...]:
+    """K = 3: prefill, one token, then a step whose three drafts and one more token end the request."""
+    prefill = Schedule(num_prompt_tokens)
+    first = Output(num_prompt_tokens, 0, 0, 1, 0)
+    last = Output(4, 3, 3, 4, 1)
+    if asynchronous:
+        return (Admit(0), prefill, Schedule(4), first, last, Finish())
+    return (Admit(0), prefill, first, Draft(3), Schedule(4), last, Finish())
+
+
+FAULTS = (
+    Fault(
+        name="finish-registers-nothing-synchronous",
+        title="The last step's blocks are freed before they are published",
+        meaning="A verify step accepts drafts and ends the request. The block it filled is never put into "
+        "the prefix cache: a repeat of the conversation computes it again.",
+        reports=("terminal-accepted-blocks-not-registered", "terminal-mtp-boundary-not-registered"),
+        changes=(FINISH_REGISTERS_NOTHING,),
+        violated=("finish/theorem/T4/leaving_registers_settled", "finish/effect/published"),
+        asynchronous=False,
+        pin=Pin(
+            Rules(3, 16, False, 0),
+            44,
+            last_step_accepts_all(44, asynchronous=False),
+            "num_registered_tokens",
+            wrong=32,
+            right=48,
+        ),
+    ),
+    Fault(
+        name="finish-registers-nothing-asynchronous",
+        title="The same with asynchronous scheduling: a stop on an accepted draft loses its block",
+        meaning="Publishing after each output, up to C - P, hides the loss in most requests. Where the "
+        "last kept token was an accepted draft, its block is still lost.",
+        reports=("terminal-mtp-boundary-not-registered",),
+        changes=(FINISH_REGISTERS_NOTHING,),
+        violated=("finish/theorem/T4/leaving_registers_settled", "finish/effect/published"),
+        asynchronous=True,
+        pin=Pin(
+            Rules(3, 16, True, 0),
+            44,
+            (Admit(0), Schedule(44), Schedule(4), Output(44, 0, 0, 1, 0), Output(4, 3, 3, 3, 1), Finish()),
+            "num_registered_tokens",
+            wrong=32,
+            right=48,
+        ),
+    ),
+    Fault(
+        name="finish-registers-in-flight",
+        title="A finish publishes positions that steps in flight still write",
+        meaning="A later step was dispatched on speculation. Its positions are published as the finished "
+        "text's KV before, or without, ever holding it.",
+        reports=(),
+        changes=(
+            Change(
+                ACCOUNTING,
+                "finish",
+                SETTLED_AT_FINISH,
+                "ledger.num_computed_tokens + ledger.num_trimmed_tokens",
+            ),
+        ),
+        violated=("finish/theorem/T4/leaving_registers_settled", "finish/effect/published"),
+        asynchronous=True,
+    ),
+    Fault(
+        name="finish-registers-beyond-known",
+        title="A finish publishes past the tokens the client received",
+        meaning="Accepted tokens that a stop cut off are published too. Nobody can ask for that suffix, and "
+        "a block that ends in it holds other tokens than its key says.",
+        reports=("sglang-overshoot-in-radix-key",),
+        changes=(Change(ACCOUNTING, "finish", AT_FINISH, "(\n        " + SETTLED_AT_FINISH + "\n    )"),),
+        violated=("finish/theorem/T3/registered_is_valid", "finish/effect/published"),
+    ),
+    Fault(
+        name="finish-forgets-trimmed",
+        title="Both upstream fixes together lose a block when B divides N",
+        meaning="The trim fix uncounts what a stop cut off, one position too many for the terminal "
+        "registration: the last kept token was an accepted draft and its KV is there. vLLM 0.33.0 "
+        "does this.",
+        reports=(),
+        changes=(FINISH_FORGETS_TRIMMED,),
+        violated=("finish/theorem/T4/leaving_registers_settled", "finish/effect/published"),
+        pin=Pin(
+            Rules(3, 16, False, 0),
+            44,
+            (
+                Admit(0),
+                Schedule(44),
+                Output(44, 0, 0, 1, 0),
+                Draft(3),
+                Schedule(4),
+                Output(4, 3, 3, 3, 1),
+                Finish(),
+            ),
+            "num_registered_tokens",
+            wrong=32,
+            right=48,
+        ),
+    ),
+    Fault(
+        name="finish-registers-preempted",
+        title="A request that is not running registers blocks it no longer has",
+        meaning="A preempted request stops when late output is delivered. Its blocks were given back, and "
+        "publishing them hands somebody else's KV to the next look-up.",
+        reports=(),
+        changes=(
+            Change(
+                ACCOUNTING,
+                "finish",
+                REGISTERED + ",\n            ledger.num_registered_tokens",
+                REGISTERED + ",\n            registrable(ledger.num_tokens - 1, rules)",
+            ),
+        ),
+        violated=("finish/theorem/T4/leaving_registers_settled", "finish/effect/published"),
+    ),
+    Fault(
+        name="preemption-loses-settled",
+        title="A preemption throws settled blocks away",
+        meaning="The request's blocks are freed without publishing the last full one, so the resumed "
+        "request computes it again. vLLM 0.32 does this.",
+        reports=(),
+        changes=(Change(ACCOUNTING, "preempt", REGISTERED, "ledger.num_registered_tokens"),),
+        violated=("preempt/theorem/T4/preemption_registers_settled", "preempt/effect/published"),
+        pin=Pin(
+            Rules(3, 16, False, 0),
+            44,
+            (*last_step_accepts_all(44, asynchronous=False)[:5], Output(4, 3, 3, 4, 0), Preempt(False)),
+            "num_registered_at_preemption",
+            wrong=32,
+            right=48,
+        ),
+    ),
+    Fault(
+        name="abort-loses-settled",
+        title="An abort throws settled blocks away",
+        meaning="A client hangs up. What it had computed is not published, and its next attempt pays "
+        "for it again.",
+        reports=(),
+        changes=(Change(ACCOUNTING, "abort", REGISTERED, "ledger.num_registered_tokens"),),
+        violated=("abort/theorem/T4/leaving_registers_settled", "abort/effect/published"),
+    ),
+    Fault(
+        name="blocks-counted-as-tokens",
+        title="The computed length is inferred from whole blocks when publishing",
+        meaning="The publisher rounds the start down to a block and adds the step. The block that the step "
+        "completes is left out of the chain, and later hits end before it.",
+        reports=("full-hit-recompute-breaks-chain",),
+        changes=(
+            Change(
+                ACCOUNTING,
+                "schedule",
+                "registrable(minimum(num_computed_tokens, ledger.num_tokens), rules)",
+                "registrable(\n                minimum(\n"
+                "                    floor_to_block(ledger.num_computed_tokens, rules.block_size) "
+                "+ num_new_tokens,\n                    ledger.num_tokens,\n                ),\n"
+                "                rules,\n            )",
+            ),
+        ),
+        violated=("schedule/effect/published",),
+        pin=Pin(
+            Rules(0, 4, False, 0),
+            8,
+            (
+                Admit(4),
+                Schedule(4),
+                Output(4, 0, 0, 1, 0),
+                *(Schedule(1), Output(1, 0, 0, 1, 0)) * 3,
+                Schedule(1),
+            ),
+            "num_registered_tokens",
+            wrong=8,
+            right=12,
+        ),
+    ),
+    Fault(
+        name="abort-overwrites-kept-count",
+        title="An aborted turn writes its own length over the session's",
+        meaning="The turn was refused and shrunk to one token, but it still saves that length: the session "
+        "forgets all it had computed.",
+        reports=("sglang-session-abort-overwrites-slot",),
+        changes=(
+            Change(
+                ACCOUNTING,
+                "abort",
+                "num_computed_tokens=ledger.num_computed_tokens",
+                "num_computed_tokens=1",
+            ),
+        ),
+        violated=("abort/effect/num_computed_tokens_unchanged",),
+        pin=Pin(
+            Rules(0, 16, False, 0),
+            32_768,
+            (Admit(0), Schedule(32_768), Abort()),
+            "num_computed_tokens",
+            wrong=1,
+            right=32_768,
+        ),
+    ),
+    Fault(
+        name="late-output-finishes-again",
+        title="An aborted request takes a late output and is finished a second time",
+        meaning="The aborted request is kept for a transfer, so a step that returns late finds it and "
+        "processes it like a running one. Its blocks are freed twice.",
+        reports=("abort-double-free",),
+        changes=(
+            Change(
+                GUARDS,
+                "output",
+                '"running": both(ledger.status == RUNNING, ledger.stop_pending == 0)',
+                '"running": ledger.stop_pending == 0',
+            ),
+        ),
+        violated=("output/theorem/T14/was_not_finished",),
+        shown_by="finish/theorem/T14/was_not_finished",
+    ),
+    Fault(
+        name="blocks-freed-under-running-step",
+        title="Blocks are freed while a step in flight still reads them",
+        meaning="A request ends while a newer step of it runs. Its blocks go to another request, whose KV "
+        "arrives in the middle of the read.",
+        reports=("finish-frees-blocks-under-running-step",),
+        changes=(
+            Change(
+                DECISIONS,
+                "may_release",
+                "both(ledger.num_in_flight_tokens == 0, num_pending_transfers == 0)",
+                "num_pending_transfers == 0",
+            ),
+        ),
+        violated=("may_release/relation/not_while_in_use",),
+        query_after="finish",
+        pin=Pin(
+            Rules(0, 16, True, 0),
+            3,
+            (Admit(0), Schedule(3), Schedule(1), Output(3, 0, 0, 1, 1), Finish()),
+            "decision",
+            wrong=True,
+            right=False,
+            decision=Decision("may_release", MayRelease(num_pending_transfers=0)),
+        ),
+    ),
+    Fault(
+        name="blocks-freed-under-transfer",
+        title="Blocks are freed while a transfer still writes them",
+        meaning="An abort during a KV load frees the blocks at once. The load then overwrites whatever "
+        "request got them.",
+        reports=("abort-frees-during-load",),
+        changes=(
+            Change(
+                DECISIONS,
+                "may_release",
+                "both(ledger.num_in_flight_tokens == 0, num_pending_transfers == 0)",
+                "ledger.num_in_flight_tokens == 0",
+            ),
+        ),
+        violated=("may_release/relation/not_while_in_use",),
+        query_after="abort",
+        pin=Pin(
+            Rules(0, 8, False, 0),
+            9,
+            (Abort(),),
+            "decision",
+            wrong=True,
+            right=False,
+            decision=Decision("may_release", MayRelease(num_pending_transfers=1)),
+        ),
+    ),
+    Fault(
+        name="one-flag-for-two-transfers",
+        title="One flag stands for a send and a receive",
+        meaning="Both transfers of an aborted request are pending. The first to complete frees it, and the "
+        "second finds it gone and takes the engine down.",
+        reports=("abort-with-recv-and-send-pending",),
+        changes=(
+            Change(DECISIONS, "may_release", "num_pending_transfers == 0", "num_pending_transfers <= 1"),
+        ),
+        violated=("may_release/relation/not_while_in_use",),
+        query_after="abort",
+        pin=Pin(
+            Rules(0, 8, False, 0),
+            9,
+            (Abort(),),
+            "decision",
+            wrong=True,
+            right=False,
+            decision=Decision("may_release", MayRelease(num_pending_transfers=1)),
+        ),
+    ),
+)
