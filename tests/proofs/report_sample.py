@@ -42,6 +42,8 @@ def _strip(state: State, tokens: list[str]) -> list[dict[str, Any]]:
             if position < ledger.num_computed_tokens
             else "none",
             "registered": position < ledger.num_registered_tokens,
+            "known": position < ledger.num_tokens,
+            "holds": "",
         }
         for position, token in enumerate(tokens)
     ]
@@ -73,12 +75,12 @@ def run(
             {
                 "event": _told(event),
                 "faulty": wrong,
-                "right": right if wrong != right else None,
+                "right": right,
                 "wrong": [letter for letter in wrong if wrong[letter] != right[letter]],
                 "note": "",
                 "strip": {
                     "faulty": _strip(wrong_state, tokens),
-                    "right": _strip(right_state, tokens) if wrong != right else None,
+                    "right": _strip(right_state, tokens),
                     "faulty_frontier": invariants.frontier(wrong_state),
                     "right_frontier": invariants.frontier(right_state),
                 },
@@ -279,8 +281,8 @@ def decision_story() -> dict[str, Any]:
         "outcome": "The hit is 32 where 16 is right.",
         "decision": {
             "call": "lookup_hit(num_tokens=32, num_found=32)",
-            "faulty": 32,
-            "right": 16,
+            "faulty": {"num_hit_tokens": 32, "num_blocks": 2},
+            "right": {"num_hit_tokens": 16, "num_blocks": 2},
             "broken": ["leaves_one"],
         },
     }

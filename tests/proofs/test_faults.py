@@ -126,6 +126,16 @@ def test_a_fault_without_a_trace_is_not_found() -> None:
     assert "no trace is committed" in verdict.detail
 
 
+def test_a_fault_whose_source_or_statement_is_gone_is_not_found() -> None:
+    fault = find("trim-uncounted")
+    moved = check_fault(fault._replace(changes=(fault.changes[0]._replace(before="was edited"),)))
+    assert not moved.found
+    assert "the source moved" in moved.detail
+    unclaimed = check_fault(fault._replace(violated=("output/effect/no_such",)))
+    assert (unclaimed.refuted, unclaimed.found) == (False, False)
+    assert "output/effect/no_such is not claimed" in unclaimed.detail
+
+
 def test_a_trace_with_an_impossible_event_does_not_show_the_fault() -> None:
     fault, trace = find("trim-uncounted"), committed("trim-uncounted")
     without_draft = trace._replace(events=(trace.events[0], *trace.events[2:]))

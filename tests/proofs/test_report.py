@@ -19,7 +19,7 @@ from draftproof.proofs.report import render, write_report
 from draftproof.proofs.report.cards import typeset
 from draftproof.proofs.report.markup import as_script_data, element
 from draftproof.proofs.report.page import SCRIPTS
-from draftproof.proofs.report.stories import compact_strip
+from draftproof.proofs.report.stories import compact_strip, fault_data
 from draftproof.proofs.report.summary import verdict
 from draftproof.proofs.report.words import CONSEQUENCES, GHOSTS, GROUPS, LETTERS
 from draftproof.proofs.results import MORE_ROWS
@@ -251,13 +251,35 @@ def test_sixty_faults_fit_into_two_mebibytes(tmp_path: Path) -> None:
 
 def test_a_strip_in_columns_is_the_same_strip() -> None:
     cells: list[dict[str, Any]] = [
-        {"position": 3, "token": "a", "kv": "valid", "registered": True},
-        {"position": 4, "token": None, "kv": "draft", "registered": False},
+        {"position": 3, "token": "a", "kv": "valid", "registered": True, "known": True, "holds": ""},
+        {"position": 4, "token": None, "kv": "draft", "registered": False, "known": False, "holds": 7},
     ]
-    assert compact_strip(cells) == {"first": 3, "tokens": ["a", ""], "kv": "vd", "registered": "10"}
+    assert compact_strip(cells) == {
+        "first": 3,
+        "tokens": ["a", ""],
+        "kv": "vd",
+        "registered": "10",
+        "known": "10",
+        "holds": ["", "7"],
+    }
     assert compact_strip([]) is None
     with pytest.raises(ValueError, match="follow each other"):
         compact_strip([cells[1], cells[0]])
+
+
+def test_a_step_that_the_right_code_refuses_is_not_taken_for_agreement() -> None:
+    story = SAMPLE["trim_story"]()
+    story["rows"][0].update({"right": None, "note": "the right code refuses this: running"})
+    first, second, *_ = fault_data({"stories": [story]})[0]["rows"]
+    assert (first["refused"], second["refused"]) == (True, False)
+    assert first["right"] is second["right"] is None
+    assert first["note"] == "the right code refuses this: running"
+
+
+def test_a_note_does_not_repeat_what_the_table_says() -> None:
+    story = SAMPLE["trim_story"]()
+    story["rows"][5]["note"] = "on the right code this is schedule(n=2); C is 6, right is 4"
+    assert fault_data({"stories": [story]})[0]["rows"][5]["note"] == "on the right code this is schedule(n=2)"
 
 
 def test_an_unwritable_place_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:

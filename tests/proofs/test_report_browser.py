@@ -171,6 +171,28 @@ def test_a_timeline_starts_where_it_goes_wrong_and_marks_the_counter_in_words(pa
     assert "Frontier 6" in labels[0] and "Frontier 4" in labels[1]
 
 
+def test_a_refused_step_is_marked_and_never_said_to_agree(browser: Driver, tmp_path: Path) -> None:
+    story = SAMPLE["trim_story"]()
+    story["rows"] = story["rows"][:3]
+    story["rows"][2].update({"right": None, "note": "the right code refuses this: running"})
+    story["rows"][2]["strip"].update({"right": None, "right_frontier": None})
+    write_report({**SAMPLE["sample"](), "stories": [story]}, tmp_path / "refused.html")
+    browser.get((tmp_path / "refused.html").as_uri())
+    fault = open_fault(browser, "trim-uncounted")
+    assert step(fault) == "Step 3 of 3"
+    assert one(fault, ".now strong").text == "▲ the right code refuses this: running"
+    assert "refused by the right code" in one(fault, "tr.current").text
+    assert [line.text for line in every(fault, ".strip-name")] == ["faulty"]
+
+
+def test_a_wrong_decision_shows_the_values_that_differ(page: Driver) -> None:
+    fault = open_fault(page, "lookup-hits-everything")
+    assert [value.text for value in every(fault, ".decision dd")[1:3]] == [
+        "▲ num_hit_tokens = 32",
+        "num_hit_tokens = 16",
+    ]
+
+
 def test_the_buttons_step(page: Driver) -> None:
     fault = open_fault(page, "trim-uncounted")
     back, forward, wrong = every(fault, ".controls button")

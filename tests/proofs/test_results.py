@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from draftproof.proofs.obligations import Verdict, outcome_of
 from draftproof.proofs.results import Run, passed, summary, theorem_rows
 
@@ -27,14 +29,15 @@ class Found:
 
 
 class Coverage:
-    antecedents, missing = ("a",), ()
+    antecedents: tuple[str, ...] = ("a",)
+    missing: tuple[str, ...] = ()
 
 
 def verdict(outcome: str = "proved", name: str = "output/theorem/T2/x", theorem: str = "T2") -> Verdict:
     return Verdict(name, "theorem", theorem, outcome, "unsat", "unsat", 0.1, 0.2, {})
 
 
-def a_run(**changes: object) -> Run:
+def a_run(**changes: Any) -> Run:
     run = Run(
         verdicts=[verdict()],
         vacuous=[],
@@ -68,7 +71,13 @@ def test_each_kind_of_failure_fails_the_run() -> None:
     class Missing(Coverage):
         missing = ("a",)
 
-    for changes in (
+    class Longer(Found):
+        trace, replayed, as_short = object(), True, False
+
+    class NotRefuted(Found):
+        refuted = False
+
+    failures: tuple[dict[str, Any], ...] = (
         {"verdicts": [verdict("refuted")]},
         {"verdicts": [verdict("unknown")]},
         {"verdicts": [verdict("disagreement")]},
@@ -79,9 +88,11 @@ def test_each_kind_of_failure_fails_the_run() -> None:
         {"crosshair": [NotConfirmed()]},
         {"coverage": Missing()},
         {"faults": [Missed()]},
-        {"searches": [Missed()]},
+        {"searches": [Longer()]},
+        {"crosshair_mutants": [NotRefuted()]},
         {"broken": ["crosshair: it died"]},
-    ):
+    )
+    for changes in failures:
         assert not passed(a_run(**changes)), changes
 
 

@@ -64,25 +64,35 @@ def floor_terms(formulas: Iterable[Any]) -> list[Any]:
     """The distinct applications of the symbolic floor in some formulas, innermost first."""
     seen: set[int] = set()
     found: list[Any] = []
-
-    def visit(expression: Any) -> None:
-        if expression.get_id() in seen:
-            return
-        seen.add(expression.get_id())
-        children = [expression.body()] if z3.is_quantifier(expression) else expression.children()
-        for child in children:
-            visit(child)
-        if z3.is_app(expression) and expression.decl().eq(FLOOR) and not _has_bound_variable(expression):
-            found.append(expression)
-
     for formula in formulas:
         if z3.is_expr(formula):
-            visit(formula)
+            _collect(formula, seen, found)
     return found
 
 
-def _has_bound_variable(expression: Any) -> bool:
-    return z3.is_var(expression) or any(_has_bound_variable(child) for child in expression.children())
+def _collect(expression: Any, seen: set[int], found: list[Any]) -> bool:
+    """Add the floor terms below an expression; say whether a variable of a quantifier occurs in it.
+
+    A term with such a variable is no ground term: no fact can be instantiated for it.
+    """
+    identity = expression.get_id()
+    if identity in seen:
+        return False
+    if z3.is_var(expression):
+        return True
+    if z3.is_quantifier(expression):
+        _collect(expression.body(), seen, found)
+        seen.add(identity)
+        return False
+    bound = False
+    for child in expression.children():
+        bound = _collect(child, seen, found) or bound
+    if bound:
+        return True
+    seen.add(identity)
+    if expression.decl().eq(FLOOR):
+        found.append(expression)
+    return False
 
 
 def facts_of_one(tokens: Any, block: Any, floor: Any) -> Iterator[Any]:
@@ -101,13 +111,18 @@ def facts_of_two(first: Any, floor: Any, second: Any, other_floor: Any, block: A
 
 def floor_facts(formulas: Iterable[Any]) -> list[Any]:
     """The instances of the floor's axioms that some formulas need, idempotence included."""
-    terms = floor_terms(formulas)
+    return facts_about(floor_terms(formulas), [])
+
+
+def facts_about(new: list[Any], known: list[Any]) -> list[Any]:
+    """The instances that mention at least one of the new floor terms, beside those already known."""
     facts: list[Any] = []
-    for term in terms:
+    for term in new:
         tokens, block = term.children()
         facts += facts_of_one(tokens, block, term)
         facts.append(FLOOR(term, block) == term)
-    for one, two in itertools.permutations(terms, 2):
+    pairs = [*itertools.permutations(new, 2), *itertools.product(new, known), *itertools.product(known, new)]
+    for one, two in pairs:
         if one.arg(1).eq(two.arg(1)):
             facts += facts_of_two(one.arg(0), one, two.arg(0), two, one.arg(1))
     return facts

@@ -176,21 +176,30 @@ def floor_loses_the_remainder(tokens: int, block_size: int) -> int:
     return answer
 
 
-def block_size_is_16(block_size: int) -> bool:
-    """vLLM's usual block size."""
-    return block_size == 16
-
-
 def is_whole_blocks(block_size: int, result: int) -> bool:
     """The floor is a multiple of the block size."""
     return result % block_size == 0
 
 
-@icontract.require(block_size_is_16)
+@icontract.require(tokens_not_negative)
+@icontract.require(block_is_not_empty)
 @icontract.ensure(is_whole_blocks)
 def floor_is_whole_blocks(tokens: int, block_size: int) -> int:
-    """Any number of tokens, negative ones too; the block size is fixed to 16, since with a symbolic one
-    the multiple of a product is non-linear and CrossHair does not finish."""
+    """Any number of tokens that is not negative, any block size of at least 1."""
+    answer: int = CODE["floor_to_block"](tokens, block_size)
+    return answer
+
+
+def block_size_is_16(block_size: int) -> bool:
+    """vLLM's usual block size."""
+    return block_size == 16
+
+
+@icontract.require(block_size_is_16)
+@icontract.ensure(is_whole_blocks)
+def floor_of_any_number_is_whole_blocks(tokens: int, block_size: int) -> int:
+    """Negative numbers too. The block size is fixed to 16: on the remainder of a negative number by a
+    symbolic one CrossHair does not finish."""
     answer: int = CODE["floor_to_block"](tokens, block_size)
     return answer
 
@@ -227,6 +236,7 @@ TARGETS: dict[str, Callable[..., Any]] = {
     "floor_is_close": floor_is_close,
     "floor_loses_the_remainder": floor_loses_the_remainder,
     "floor_is_whole_blocks": floor_is_whole_blocks,
+    "floor_of_any_number_is_whole_blocks": floor_of_any_number_is_whole_blocks,
     "floor_keeps_order": floor_keeps_order,
 }
 """One target per law, by name."""

@@ -99,6 +99,10 @@ _CHANGES: dict[str, tuple[str, str]] = {
     "law/floor_is_close": ("tokens // block_size * block_size", "(tokens // block_size + 1) * block_size"),
     "law/floor_loses_the_remainder": ("tokens // block_size * block_size", "tokens"),
     "law/floor_is_whole_blocks": ("tokens // block_size * block_size", "tokens"),
+    "law/floor_of_any_number_is_whole_blocks": (
+        "tokens // block_size * block_size",
+        "(tokens - 1) // block_size * block_size + 1",
+    ),
     "law/floor_keeps_order": ("tokens // block_size * block_size", "tokens % block_size"),
 }
 

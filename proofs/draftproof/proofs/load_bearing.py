@@ -88,8 +88,8 @@ def _refinement() -> list[Group]:
     return grouped(refinement_tokens.obligations())
 
 
-TIERS: tuple[Callable[[], list[Group]], ...] = (_induction, _other_theorems, _refinement)
-"""Where a need is looked for: the next tier only if nothing in the one before needs the invariant."""
+LATER_TIERS: tuple[Callable[[], list[Group]], ...] = (_other_theorems, _refinement)
+"""Where a need is looked for if the induction itself has none, one after the other."""
 
 
 def _unit(name: str) -> str:
@@ -139,12 +139,14 @@ def invariant_units() -> list[str]:
 
 def needed_by() -> dict[str, list[str]]:
     """For every invariant conjunct the claims that break without it; an empty list means it is not needed."""
-    found: dict[str, list[str]] = {unit: [] for unit in invariant_units()}
-    for tier in TIERS:
+    steps = _induction()
+    found = {unit: [claim for group in steps for claim in failing(group, unit)] for unit in invariant_units()}
+    for tier in LATER_TIERS:
         open_units = [unit for unit, claims in found.items() if not claims]
         every = tier() if open_units else []
         for unit in open_units:
-            found[unit] = [claim for group in every for claim in failing(group, unit)]
+            # One group that needs it is enough.
+            found[unit] = next((claims for group in every if (claims := failing(group, unit))), [])
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import z3
 
-from draftproof.proofs.carrier_z3 import floor_facts
+from draftproof.proofs.carrier_z3 import facts_about, floor_facts, floor_terms
 from draftproof.proofs.solvers import CVC5_RESOURCES, Z3_RESOURCES, ask_cvc5, ask_z3, to_smtlib
 
 
@@ -47,10 +47,34 @@ class Verdict(NamedTuple):
     counterexample: dict[str, str]
 
 
+class _Prepared(NamedTuple):
+    """A set of hypotheses as formulas, with the floor terms in them and the facts about those."""
+
+    hypotheses: dict[str, Any]
+    stated: list[Any]
+    terms: list[Any]
+    facts: list[Any]
+
+
+_LATEST: list[_Prepared] = []
+"""The hypotheses prepared last: obligations come in groups that share them."""
+
+
+def _prepared(hypotheses: dict[str, Any]) -> _Prepared:
+    if not _LATEST or _LATEST[0].hypotheses is not hypotheses:
+        stated = [_formula(fact) for fact in hypotheses.values()]
+        terms = floor_terms(stated)
+        _LATEST[:] = [_Prepared(hypotheses, stated, terms, facts_about(terms, []))]
+    return _LATEST[0]
+
+
 def formulas(obligation: Obligation) -> list[Any]:
     """Hypotheses and negated goal, with the floor facts that they need."""
-    stated = [_formula(fact) for fact in obligation.hypotheses.values()] + [z3.Not(_formula(obligation.goal))]
-    return stated + floor_facts(stated)
+    prepared = _prepared(obligation.hypotheses)
+    goal = z3.Not(_formula(obligation.goal))
+    known = {term.get_id() for term in prepared.terms}
+    new = [term for term in floor_terms([goal]) if term.get_id() not in known]
+    return [*prepared.stated, goal, *prepared.facts, *facts_about(new, prepared.terms)]
 
 
 def _formula(value: Any) -> Any:

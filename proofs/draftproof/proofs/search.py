@@ -135,11 +135,11 @@ class Unrolling:
 
     def __init__(self, code: Code, limits: Limits) -> None:
         self.code = code
-        drafts = z3.Int("K")
-        asynchronous = z3.Bool("asynchronous")
-        mode = asynchronous if limits.asynchronous is None else z3.BoolVal(limits.asynchronous)
+        drafts: Any = z3.Int("K")
+        asynchronous: Any = z3.Bool("asynchronous")
+        mode: Any = asynchronous if limits.asynchronous is None else z3.BoolVal(limits.asynchronous)
         self.rules = Rules(drafts, limits.block_size, mode, limits.registration_fence)
-        self.num_prompt_tokens = z3.Int("num_prompt_tokens")
+        self.num_prompt_tokens: Any = z3.Int("num_prompt_tokens")
         start = initial_state(self.num_prompt_tokens)
         self.states = [State(as_terms(start.ledger), as_terms(start.ghosts))]
         self.queues = [_new_queue()]
@@ -172,7 +172,7 @@ class Unrolling:
         event = _event(name, level)
         ledger = as_terms(self.code.transitions[name](before.ledger, self.rules, *event))
         truth = as_terms(getattr(ghosts, name)(before, self.rules, event))
-        facts = list(self.code.control[name](before, self.rules, event).values())
+        facts: list[Any] = list(self.code.control[name](before, self.rules, event).values())
         facts += _head_agrees(name, before, old_queue, event)
         facts += [new == value for new, value in zip(after.ledger, ledger, strict=True)]
         facts += [new == value for new, value in zip(after.ghosts, truth, strict=True)]

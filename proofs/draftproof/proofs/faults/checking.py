@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from draftproof.proofs.faults.fault import Fault
-from draftproof.proofs.faults.patching import patched
+from draftproof.proofs.faults.patching import SourceMoved, patched
 from draftproof.proofs.faults.refute import refute
 from draftproof.proofs.faults.replay import Replay, replay
 from draftproof.proofs.faults.trace import Trace, committed
@@ -38,9 +38,15 @@ class FoundTrace(NamedTuple):
 
 
 def check_fault(fault: Fault) -> FaultVerdict:
-    """Refute the fault's statements on its code, and replay its committed trace."""
+    """Refute the fault's statements on its code, and replay its committed trace.
+
+    A fault whose source text is gone (the code was edited) is not found, and the detail says so.
+    """
     begin = time.perf_counter()
-    verdicts = refute(fault)
+    try:
+        verdicts = refute(fault)
+    except SourceMoved as moved:
+        return FaultVerdict(fault.name, False, False, False, time.perf_counter() - begin, str(moved))
     refuted = all(verdict.verdict == "refuted" for verdict in verdicts)
     problems = [
         f"{verdict.path} is {verdict.verdict}" for verdict in verdicts if verdict.verdict != "refuted"

@@ -14,16 +14,16 @@ from draftproof.spec.ghosts import GHOST_SYMBOLS
 from draftproof.spec.ledger import SYMBOLS
 
 LEGEND = (
-    "Strip: tokens by position. [1 2] published to the prefix cache; | the frontier: what is right of it "
-    "will still be written, what is left of it counts as computed; 3 with valid KV, 3+ valid once the "
-    "enqueued steps have run, 3~12 holds the KV of 12 instead, 3- without KV; (12) the KV of a token that is "
-    "not in the text."
+    "Strip: tokens by position. [1 2] published to the prefix cache; | the frontier: what is left of it "
+    "counts as computed, the rest is for steps in flight and later ones to write; 3 with valid KV, 3+ valid "
+    "once the enqueued steps have run, 3~12 holds the KV of 12 instead, 3- without KV; (12) the KV of a "
+    "token that is not in the text."
 )
 MEANINGS = (
     "L prompt, N known tokens, C computed, P placeholders, F in flight, S stale, D drafts, R registered, "
     "T trimmed, E stop pending, X registered at the last preemption"
 )
-MOST_CELLS = 24
+MOST_CELLS = 16
 """Longer strips are shown from their end."""
 
 

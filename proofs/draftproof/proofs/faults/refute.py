@@ -23,7 +23,7 @@ class Refutation(NamedTuple):
 
     path: str
     verdict: str
-    """`refuted`, `proved` or `unknown`."""
+    """`refuted`, `proved`, `unknown`, or `not claimed`: the proofs make no such statement (any more)."""
     counterexample: dict[str, str]
 
 
@@ -68,7 +68,10 @@ def refute(fault: Fault, resources: int = Z3_RESOURCES) -> list[Refutation]:
     claims: dict[str, Obligation] = {}
     for function in dict.fromkeys(_function_of(path) for path in fault.violated):
         claims |= {claim.name: claim for claim in faulty_obligations(fault, function)}
-    return [_decide(claims[path], resources) for path in fault.violated]
+    return [
+        _decide(claims[path], resources) if path in claims else Refutation(path, "not claimed", {})
+        for path in fault.violated
+    ]
 
 
 def refute_all(fault: Fault, resources: int = Z3_RESOURCES) -> list[Refutation]:

@@ -67,5 +67,9 @@ def find(name: str) -> Fault:
 @functools.cache
 def reports() -> dict[str, Report]:
     """The public reports of the areas covered, by id."""
-    text = importlib.resources.files(__package__).joinpath("reports.json").read_text(encoding="utf-8")
+    text = (
+        importlib.resources.files("draftproof.proofs.faults")
+        .joinpath("reports.json")
+        .read_text(encoding="utf-8")
+    )
     return {entry["id"]: Report(**entry) for entry in json.loads(text)}

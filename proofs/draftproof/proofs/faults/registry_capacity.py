@@ -1,10 +1,10 @@
-"""Faults of slots and windows: how much is held, how much is let go, and when."""
+"""Faults of slots, windows and blocks: how much is held, how much is let go, and when."""
 
 from __future__ import annotations
 
 from draftproof.proofs.faults.fault import DECISIONS, Change, Decision, Fault, Pin
-from draftproof.spec.decisions import SlotsToReserve, WindowToPrune
-from draftproof.spec.events import Admit, ChunkOutput, Draft, Output, Schedule
+from draftproof.spec.decisions import MayRelease, SlotsToReserve, WindowToPrune
+from draftproof.spec.events import Abort, Admit, ChunkOutput, Draft, Finish, Output, Schedule
 from draftproof.spec.ledger import Rules
 
 RESERVED = "return ledger.num_computed_tokens + num_lookahead_tokens"
@@ -163,6 +163,79 @@ FAULTS = (
             wrong=42,
             right=38,
             decision=Decision("window_to_prune", WindowToPrune(window=1)),
+        ),
+    ),
+    Fault(
+        name="blocks-freed-under-running-step",
+        title="Blocks are freed while a step in flight still reads them",
+        meaning="A request ends while a newer step of it runs. Its blocks go to another request, whose KV "
+        "arrives in the middle of the read.",
+        reports=("finish-frees-blocks-under-running-step",),
+        changes=(
+            Change(
+                DECISIONS,
+                "may_release",
+                "both(ledger.num_in_flight_tokens == 0, num_pending_transfers == 0)",
+                "num_pending_transfers == 0",
+            ),
+        ),
+        violated=("may_release/relation/not_while_in_use",),
+        query_after="finish",
+        pin=Pin(
+            Rules(0, 16, True, 0),
+            3,
+            (Admit(0), Schedule(3), Schedule(1), Output(3, 0, 0, 1, 1), Finish()),
+            "decision",
+            wrong=True,
+            right=False,
+            decision=Decision("may_release", MayRelease(num_pending_transfers=0)),
+        ),
+    ),
+    Fault(
+        name="blocks-freed-under-transfer",
+        title="Blocks are freed while a transfer still writes them",
+        meaning="An abort during a KV load frees the blocks at once. The load then overwrites whatever "
+        "request got them.",
+        reports=("abort-frees-during-load",),
+        changes=(
+            Change(
+                DECISIONS,
+                "may_release",
+                "both(ledger.num_in_flight_tokens == 0, num_pending_transfers == 0)",
+                "ledger.num_in_flight_tokens == 0",
+            ),
+        ),
+        violated=("may_release/relation/not_while_in_use",),
+        query_after="abort",
+        pin=Pin(
+            Rules(0, 8, False, 0),
+            9,
+            (Abort(),),
+            "decision",
+            wrong=True,
+            right=False,
+            decision=Decision("may_release", MayRelease(num_pending_transfers=1)),
+        ),
+    ),
+    Fault(
+        name="one-flag-for-two-transfers",
+        title="One flag stands for a send and a receive",
+        meaning="Both transfers of an aborted request are pending. The first to complete frees it, and the "
+        "second finds it gone and takes the engine down.",
+        reports=("abort-with-recv-and-send-pending",),
+        changes=(
+            Change(DECISIONS, "may_release", "num_pending_transfers == 0", "num_pending_transfers <= 1"),
+        ),
+        violated=("may_release/relation/not_while_in_use",),
+        query_after="abort",
+        pin=Pin(
+            Rules(0, 8, False, 0),
+            9,
+            (Abort(),),
+            "decision",
+            wrong=True,
+            right=False,
+            decision=Decision("may_release", MayRelease(num_pending_transfers=1)),
         ),
     ),
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from draftproof.proofs.faults.fault import ACCOUNTING, DECISIONS, GUARDS, Change, Decision, Fault, Pin
-from draftproof.spec.decisions import MayRelease
+from draftproof.proofs.faults.fault import ACCOUNTING, GUARDS, Change, Fault, Pin
 from draftproof.spec.events import Abort, Admit, Draft, Event, Finish, Output, Preempt, Schedule
 from draftproof.spec.ledger import Rules
 
@@ -91,6 +90,23 @@ FAULTS = (
         reports=("sglang-overshoot-in-radix-key",),
         changes=(Change(ACCOUNTING, "finish", AT_FINISH, "(\n        " + SETTLED_AT_FINISH + "\n    )"),),
         violated=("finish/theorem/T3/registered_is_valid", "finish/effect/published"),
+        # The report's counts: a stop at 4,988 tokens with five more accepted, filed under 4,992.
+        pin=Pin(
+            Rules(7, 1, False, 0),
+            4984,
+            (
+                Admit(0),
+                Schedule(4984),
+                Output(4984, 0, 0, 1, 0),
+                Draft(7),
+                Schedule(8),
+                Output(8, 7, 7, 3, 1),
+                Finish(),
+            ),
+            "num_registered_tokens",
+            wrong=4992,
+            right=4988,
+        ),
     ),
     Fault(
         name="finish-forgets-trimmed",
@@ -233,78 +249,5 @@ FAULTS = (
         ),
         violated=("output/theorem/T14/was_not_finished",),
         shown_by="finish/theorem/T14/was_not_finished",
-    ),
-    Fault(
-        name="blocks-freed-under-running-step",
-        title="Blocks are freed while a step in flight still reads them",
-        meaning="A request ends while a newer step of it runs. Its blocks go to another request, whose KV "
-        "arrives in the middle of the read.",
-        reports=("finish-frees-blocks-under-running-step",),
-        changes=(
-            Change(
-                DECISIONS,
-                "may_release",
-                "both(ledger.num_in_flight_tokens == 0, num_pending_transfers == 0)",
-                "num_pending_transfers == 0",
-            ),
-        ),
-        violated=("may_release/relation/not_while_in_use",),
-        query_after="finish",
-        pin=Pin(
-            Rules(0, 16, True, 0),
-            3,
-            (Admit(0), Schedule(3), Schedule(1), Output(3, 0, 0, 1, 1), Finish()),
-            "decision",
-            wrong=True,
-            right=False,
-            decision=Decision("may_release", MayRelease(num_pending_transfers=0)),
-        ),
-    ),
-    Fault(
-        name="blocks-freed-under-transfer",
-        title="Blocks are freed while a transfer still writes them",
-        meaning="An abort during a KV load frees the blocks at once. The load then overwrites whatever "
-        "request got them.",
-        reports=("abort-frees-during-load",),
-        changes=(
-            Change(
-                DECISIONS,
-                "may_release",
-                "both(ledger.num_in_flight_tokens == 0, num_pending_transfers == 0)",
-                "ledger.num_in_flight_tokens == 0",
-            ),
-        ),
-        violated=("may_release/relation/not_while_in_use",),
-        query_after="abort",
-        pin=Pin(
-            Rules(0, 8, False, 0),
-            9,
-            (Abort(),),
-            "decision",
-            wrong=True,
-            right=False,
-            decision=Decision("may_release", MayRelease(num_pending_transfers=1)),
-        ),
-    ),
-    Fault(
-        name="one-flag-for-two-transfers",
-        title="One flag stands for a send and a receive",
-        meaning="Both transfers of an aborted request are pending. The first to complete frees it, and the "
-        "second finds it gone and takes the engine down.",
-        reports=("abort-with-recv-and-send-pending",),
-        changes=(
-            Change(DECISIONS, "may_release", "num_pending_transfers == 0", "num_pending_transfers <= 1"),
-        ),
-        violated=("may_release/relation/not_while_in_use",),
-        query_after="abort",
-        pin=Pin(
-            Rules(0, 8, False, 0),
-            9,
-            (Abort(),),
-            "decision",
-            wrong=True,
-            right=False,
-            decision=Decision("may_release", MayRelease(num_pending_transfers=1)),
-        ),
     ),
 )

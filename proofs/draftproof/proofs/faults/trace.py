@@ -58,7 +58,7 @@ def from_data(data: dict[str, Any]) -> Trace:
 
 def committed(fault: str) -> Trace:
     """The committed trace of a fault. Raises FileNotFoundError if there is none."""
-    folder = importlib.resources.files(__package__).joinpath("traces")
+    folder = importlib.resources.files("draftproof.proofs.faults").joinpath("traces")
     return from_data(json.loads(folder.joinpath(f"{fault}.json").read_text(encoding="utf-8")))
 
 

@@ -12,7 +12,9 @@ KV_CODES = {"valid": "v", "enqueued": "e", "draft": "d", "none": "n"}
 
 
 def compact_strip(cells: list[dict[str, Any]] | None) -> dict[str, Any] | None:
-    """One strip as columns: first position, tokens, KV codes (one letter each), registered (0 or 1 each).
+    """One strip as columns: first position, tokens, and a letter or digit per position for the rest.
+
+    `known` is 0 for a draft that is not part of the text, `holds` names another token whose KV is there.
 
     Positions follow each other. Raises `ValueError` for cells that do not.
     """
@@ -28,23 +30,40 @@ def compact_strip(cells: list[dict[str, Any]] | None) -> dict[str, Any] | None:
         "tokens": ["" if cell.get("token") is None else str(cell["token"]) for cell in cells],
         "kv": "".join(KV_CODES.get(str(cell.get("kv", "none")), "n") for cell in cells),
         "registered": "".join("1" if cell.get("registered") else "0" for cell in cells),
+        "known": "".join("1" if cell.get("known", True) else "0" for cell in cells),
+        "holds": [str(cell.get("holds") or "") for cell in cells]
+        if any(cell.get("holds") for cell in cells)
+        else [],
     }
 
 
+def _remark(note: str, wrong: list[str]) -> str:
+    """A note without what the page says by itself: which counters are wrong, and what is right."""
+    pieces = note.split("; ")
+    return "; ".join(piece for piece in pieces if piece.partition(" is ")[0] not in wrong)
+
+
 def _row(row: dict[str, Any]) -> dict[str, Any]:
+    """One event. Without a `right` ledger the right code refuses the event; an equal one is left out."""
     strip = row.get("strip") or {}
     faulty, right = row.get("faulty") or {}, row.get("right")
+    wrong = [str(letter) for letter in row.get("wrong") or []]
+    same = (strip.get("faulty"), strip.get("faulty_frontier")) == (
+        strip.get("right"),
+        strip.get("right_frontier"),
+    )
     return {
         "event": str(row.get("event", "")),
-        "note": str(row.get("note") or ""),
+        "note": _remark(str(row.get("note") or ""), wrong),
         "faulty": faulty,
         "right": right if right != faulty else None,
-        "wrong": list(row.get("wrong") or []),
+        "refused": right is None,
+        "wrong": wrong,
         "strip": {
             "faulty": compact_strip(strip.get("faulty")),
-            "right": compact_strip(strip.get("right")),
+            "right": None if same else compact_strip(strip.get("right")),
             "faultyFrontier": strip.get("faulty_frontier"),
-            "rightFrontier": strip.get("right_frontier"),
+            "rightFrontier": None if same else strip.get("right_frontier"),
         }
         if strip.get("faulty") or strip.get("right")
         else None,
@@ -53,6 +72,12 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 def _unique(values: list[Any]) -> list[str]:
     return sorted({str(value) for value in values if value})
+
+
+def _changes(story: dict[str, Any]) -> list[dict[str, Any]]:
+    """A fault may change several places; `change` alone is the older form."""
+    changes = story.get("changes") or [story.get("change")]
+    return [change for change in changes if isinstance(change, dict)]
 
 
 def _story(story: dict[str, Any], verdict: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +94,7 @@ def _story(story: dict[str, Any], verdict: dict[str, Any]) -> dict[str, Any]:
             {key: str(report.get(key) or "") for key in ("id", "source", "engine", "what_happens")}
             for report in reports
         ],
-        "change": story.get("change"),
+        "changes": _changes(story),
         "rules": story.get("rules"),
         "promptTokens": story.get("num_prompt_tokens"),
         "rows": [_row(row) for row in story.get("rows") or []],

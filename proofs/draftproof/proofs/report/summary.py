@@ -189,7 +189,7 @@ def header(data: dict[str, Any]) -> Markup:
                 "section",
                 element("h2", "Explored, not proved", id="explored"),
                 element("p", "Checked case by case up to a bound; nothing is claimed beyond it."),
-                _explored(details.get("explored") or []),
+                _explored(details.get("explored") or prove.get("explored") or []),
             ),
             element(
                 "section",

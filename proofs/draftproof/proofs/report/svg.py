@@ -123,7 +123,7 @@ def legend() -> Markup:
         (
             _swatch(_swatch_cell("draft")),
             "draft's KV",
-            "written for a draft that is not part of the text (or not yet)",
+            "of another token than the one of the text; (12): a draft, not (yet) part of the text",
         ),
         (_swatch(_swatch_cell("none")), "no KV", "the token is known, nothing is computed for it"),
         (

@@ -15,16 +15,27 @@ function theoremLink(name) {
   return html("a", { href: `#theorem-${encodeURIComponent(name)}` }, name);
 }
 
+function counted(number, noun) {
+  return `${shown(number)} ${noun}${number === 1 ? "" : "s"}`;
+}
+
 function settings(fault) {
   const { rules } = fault;
   const pieces = [];
   if (rules) {
-    pieces.push(`${shown(rules.K)} drafts per step`, `blocks of ${shown(rules.B)} tokens`);
+    pieces.push(`${counted(rules.K, "draft")} per step`, `blocks of ${counted(rules.B, "token")}`);
     pieces.push(rules.asynchronous ? "asynchronous scheduling" : "synchronous scheduling");
     if (rules.fence) pieces.push(`drafter's fence ${shown(rules.fence)}`);
   }
   if (Number.isInteger(fault.promptTokens)) pieces.push(`prompt of ${fault.promptTokens}`);
   return pieces.length ? html("p", { class: "settings" }, `The run: ${pieces.join(", ")}.`) : null;
+}
+
+/** What a decision answered: a value, or of several named ones those that `other` has differently. */
+function answer(value, other) {
+  if (value === null || typeof value !== "object") return shown(value);
+  const differing = Object.entries(value).filter(([key, one]) => JSON.stringify(one) !== JSON.stringify(other?.[key]));
+  return differing.map(([key, one]) => `${key} = ${typeof one === "object" ? JSON.stringify(one) : shown(one)}`).join(", ");
 }
 
 function drawDecision(decision) {
@@ -33,8 +44,8 @@ function drawDecision(decision) {
     "dl",
     { class: "facts decision" },
     pair("call", html("code", {}, shown(decision.call)), ""),
-    pair("faulty", `▲ ${shown(decision.faulty)}`, "wrong-words"),
-    pair("right", shown(decision.right), ""),
+    pair("faulty", `▲ ${answer(decision.faulty, decision.right)}`, "wrong-words"),
+    pair("right", answer(decision.right, decision.faulty), ""),
     decision.broken?.length ? pair("breaks", decision.broken.join(", "), "") : [],
   );
 }
@@ -80,13 +91,14 @@ function drawStory(fault, letters, ghosts) {
     fault.rows.length
       ? drawTimeline(fault, letters, ghosts)
       : !fault.decision && html("p", { class: "missing" }, "No trace was given for this fault."),
-    fault.change &&
+    fault.changes.map((change) =>
       html(
         "section",
         {},
-        html("h4", {}, "The change to the source", fault.change.function && [": ", html("code", {}, fault.change.function)]),
-        drawChange(fault.change),
+        html("h4", {}, "The change to the source", change.function && [": ", html("code", {}, change.function)]),
+        drawChange(change),
       ),
+    ),
     fault.reports.length ? drawReports(fault.reports) : null,
   );
 }

@@ -13,7 +13,7 @@ function cellWidth(count) {
 }
 
 function shortened(token, width) {
-  const room = width > 30 ? 4 : 3;
+  const room = width > 30 ? 4 : width > 22 ? 3 : 2;
   return token.length > room ? token.slice(0, room - 1) + "…" : token;
 }
 
@@ -23,7 +23,7 @@ function differences(one, other) {
   if (!one || !other) return found;
   const last = Math.max(one.first + one.tokens.length, other.first + other.tokens.length);
   for (let position = Math.min(one.first, other.first); position < last; position += 1) {
-    const same = ["tokens", "kv"].every(
+    const same = ["tokens", "kv", "known", "holds"].every(
       (part) => one[part][position - one.first] === other[part][position - other.first],
     );
     if (!same) found.add(position);
@@ -46,9 +46,19 @@ function runs([first, end], holds) {
   return found;
 }
 
+/** What one cell says. */
+function cellInWords(strip, index) {
+  const holds = strip.holds[index];
+  const token = strip.tokens[index] || "no token";
+  return [
+    strip.known[index] === "1" ? token : `${token}, a draft that is not part of the text`,
+    holds ? `the KV of ${holds} instead` : KV_WORDS[strip.kv[index]],
+  ].join(", ");
+}
+
 /** What the picture says, in a sentence. */
 function stripInWords(strip, frontier) {
-  const kv = [...strip.kv].map((code, index) => `${strip.first + index}: ${strip.tokens[index]}, ${KV_WORDS[code]}`);
+  const kv = strip.tokens.map((_, index) => `${strip.first + index}: ${cellInWords(strip, index)}`);
   const extent = [strip.first, strip.first + strip.tokens.length];
   const blocks = runs(extent, (position) => isRegistered(strip, position)).map(([from, to]) => `${from} to ${to}`);
   return [
@@ -86,14 +96,17 @@ function drawStrip(strip, { other, frontier, wrongFrontier, different, extent, b
     const x = at(position);
     const box = { x: x + 1, y: STRIP.top, width: width - 2, height: STRIP.height, rx: 2 };
     const code = strip.kv[index];
+    const holds = strip.holds[index];
+    const words = strip.known[index] === "1" ? shortened(token, width) : `(${shortened(token, width - 12)})`;
     drawing.append(
       shape(
         "g",
         {},
-        shape("title", {}, `position ${position}: ${token || "no token"}, ${KV_WORDS[code]}`),
+        shape("title", {}, `position ${position}: ${cellInWords(strip, index)}`),
         shape("rect", { ...box, class: `cell ${KV_CLASSES[code]}` }),
         different.has(position) && shape("rect", { ...box, class: "different" }),
-        shape("text", { x: x + width / 2, y: STRIP.top + 19, class: "token" }, shortened(token, width)),
+        shape("text", { x: x + width / 2, y: STRIP.top + (holds ? 13 : 19), class: "token" }, words),
+        holds && shape("text", { x: x + width / 2, y: STRIP.top + 24, class: "holds-kv" }, `KV ${shortened(holds, width - 12)}`),
         shape("text", { x: x + width / 2, y: floor + 22, class: "position" }, String(position)),
       ),
     );
@@ -133,7 +146,7 @@ function frontierMark(x, frontier, wrong, width, floor) {
 }
 
 /** Both strips of a moment in one scrolling box, faulty above right. */
-function drawMoment(moment, blockSize) {
+function drawMoment(moment, blockSize, agrees) {
   const { faulty, right, faultyFrontier, rightFrontier } = moment;
   const present = [faulty, right].filter(Boolean);
   const frontiers = [faultyFrontier, rightFrontier].filter(Number.isInteger);
@@ -153,7 +166,7 @@ function drawMoment(moment, blockSize) {
   return scrolling(
     "Tokens and their KV",
     "strips",
-    line(faulty, faultyFrontier, Boolean(right) && faultyFrontier !== rightFrontier, right ? "faulty" : "faulty and right agree"),
+    line(faulty, faultyFrontier, Boolean(right) && faultyFrontier !== rightFrontier, agrees ? "faulty and right agree" : "faulty"),
     line(right, rightFrontier, false, "right"),
   );
 }

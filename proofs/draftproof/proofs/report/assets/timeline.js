@@ -18,6 +18,11 @@ function rightValue(row, letter) {
   return (row.right ?? row.faulty)[letter];
 }
 
+/** The right code would come to another ledger here, or would not take the event at all. */
+function isWrong(row) {
+  return row.refused || row.wrong.length > 0;
+}
+
 /** "C is 6, right would be 4; ..." for the counters of a row that are wrong. */
 function wrongInWords(row) {
   return row.wrong
@@ -53,7 +58,12 @@ function drawTable(rows, columns, letters, ghosts, go) {
       "tr",
       {},
       html("td", { class: "step" }, button),
-      html("th", { scope: "row" }, html("code", {}, row.event)),
+      html(
+        "th",
+        { scope: "row" },
+        html("code", {}, row.event),
+        row.refused && html("span", { class: "refused wrong-words" }, "▲ refused by the right code"),
+      ),
       columns.map((letter) => counterCell(row, letter)),
     );
     line.addEventListener("click", () => go(index));
@@ -75,7 +85,7 @@ function constantsLine(rows, letters) {
     "p",
     { class: "constants" },
     "The same throughout: ",
-    letters.map((letter) => `${letter} = ${shown(rows[0].faulty[letter])}`).join(", "),
+    letters.map((letter) => `${letter}\u00a0=\u00a0${shown(rows[0].faulty[letter])}`).join(", "),
     ".",
   );
 }
@@ -105,8 +115,9 @@ function drawControls(count, firstWrong, go, current) {
 function drawTimeline(fault, letters, ghosts) {
   const { rows } = fault;
   const blockSize = Math.max(1, Number(fault.rules?.B) || 1);
-  const firstWrong = rows.findIndex((row) => row.wrong.length > 0);
-  let index = Math.max(firstWrong, 0);
+  const firstWrong = rows.findIndex(isWrong);
+  // A wrong decision follows the last event; else the story begins where a counter goes wrong.
+  let index = firstWrong >= 0 ? firstWrong : fault.decision ? rows.length - 1 : 0;
 
   const columns = columnsOf(rows, letters);
   const changing = columns.filter((letter) => !isConstant(rows, letter));
@@ -128,10 +139,10 @@ function drawTimeline(fault, letters, ghosts) {
       html("b", {}, `Step ${index + 1} of ${rows.length}`),
       " ",
       html("code", {}, row.event),
-      ...(row.note ? [" ", row.note] : []),
+      ...(row.note ? [" ", row.refused ? html("strong", { class: "wrong-words" }, `▲ ${row.note}`) : row.note] : []),
       ...(row.wrong.length ? [" ", html("strong", { class: "wrong-words" }, `▲ ${wrongInWords(row)}.`)] : []),
     );
-    moment.replaceChildren(...(row.strip ? [drawMoment(row.strip, blockSize)] : []));
+    moment.replaceChildren(...(row.strip ? [drawMoment(row.strip, blockSize, !isWrong(row) && !row.strip.right)] : []));
     lines.forEach((line, place) => {
       line.className = place === index ? "current" : place > index ? "later" : "earlier";
       if (place === index) line.setAttribute("aria-current", "step");
