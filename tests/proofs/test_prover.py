@@ -20,7 +20,8 @@ from draftproof.proofs.obligations import (
 )
 from draftproof.proofs.solvers import Answer, ask_cvc5, ask_z3, to_smtlib
 
-number, other = z3.Ints("number other")
+number: Any = z3.Int("number")
+other: Any = z3.Int("other")
 
 
 def claim(goal: Any, **hypotheses: Any) -> Obligation:
@@ -29,7 +30,8 @@ def claim(goal: Any, **hypotheses: Any) -> Obligation:
 
 def hard() -> Obligation:
     """Two factors of a prime: true, but a solver has to search for long."""
-    left, right = z3.Ints("left right")
+    left: Any = z3.Int("left")
+    right: Any = z3.Int("right")
     prime = 170141183460469231731687303715884105727
     return claim(left * right != prime, left=z3.And(left > 1, left < prime), right=z3.And(right > 1))
 
@@ -75,7 +77,7 @@ def test_a_contradiction_proves_everything_and_is_rejected_as_vacuous() -> None:
 def test_a_contradiction_that_needs_the_floor_is_rejected_too() -> None:
     from draftproof.proofs.carrier_z3 import FLOOR
 
-    block = z3.Int("block")
+    block: Any = z3.Int("block")
     assert not satisfiable(
         {"block": block >= 1, "above": FLOOR(number, block) > number, "count": number >= 0}
     )
@@ -149,5 +151,5 @@ def test_the_exported_text_means_the_same() -> None:
     for obligation in (*transition_obligations("output")[:5], claim(number > 1, positive=number > 0)):
         script = to_smtlib(formulas(obligation), "a comment\nof two lines")
         assert script.startswith("; a comment\n; of two lines\n(set-logic ALL)\n")
-        read = list(z3.parse_smt2_string(script))
-        assert ask_z3(read).verdict == ask_z3(formulas(obligation)).verdict
+        read: Any = z3.parse_smt2_string(script)
+        assert ask_z3(list(read)).verdict == ask_z3(formulas(obligation)).verdict

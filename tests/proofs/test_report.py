@@ -29,7 +29,8 @@ from draftproof.spec.ledger import SYMBOLS
 from draftproof.spec.theorems import THEOREMS
 
 SAMPLE = runpy.run_path(str(Path(__file__).with_name("report_sample.py")))
-HOSTILE: str = SAMPLE["HOSTILE"]
+STORIES = SAMPLE["STORIES"]
+HOSTILE: str = STORIES["HOSTILE"]
 
 
 def sample(num_stories: int | None = None) -> dict[str, Any]:
@@ -160,6 +161,23 @@ def test_checks_that_broke_down_fail_and_are_listed_first() -> None:
     assert text.index("Look here first") < text.index("One step, in a picture")
 
 
+def test_a_condition_that_no_run_reaches_is_shown_at_once_and_in_words() -> None:
+    data = sample()
+    assert "0 missing" in Page(render(data)).text
+    data["prove"]["details"]["coverage"] = [
+        {"antecedent": "a/b", "mode": "synchronous, prefill", "verdict": "witnessed", "detail": "admit(0)"},
+        {"antecedent": "a/b", "mode": "synchronous, decode", "verdict": "missing", "detail": ""},
+        {"antecedent": "c/d", "mode": "synchronous, decode", "verdict": "impossible", "detail": "why"},
+    ]
+    page = Page(render(data))
+    assert "2 conditions in 2 modes: 1 reached, 1 cannot occur, 2 missing" in page.text
+    assert "a/b; synchronous, prefill: reached (admit(0))" in [
+        attributes.get("title") for _, attributes in page.elements
+    ]
+    (folded,) = [attributes for tag, attributes in page.elements if tag == "details" and "open" in attributes]
+    assert folded["class"] == "folded"
+
+
 def test_nothing_given_gives_a_page_that_says_so() -> None:
     nothing: list[dict[str, Any]] = [
         {},
@@ -179,8 +197,8 @@ def test_any_optional_part_can_be_missing() -> None:
         data = sample()
         del data["prove"]["details"][part]
         assert Page(render(data)).open == []
-    for part in SAMPLE["trim_story"]():
-        story = SAMPLE["trim_story"]()
+    for part in STORIES["trim_story"]():
+        story = STORIES["trim_story"]()
         del story[part]
         assert Page(render({**sample(), "stories": [story]})).open == []
 
@@ -268,7 +286,7 @@ def test_a_strip_in_columns_is_the_same_strip() -> None:
 
 
 def test_a_step_that_the_right_code_refuses_is_not_taken_for_agreement() -> None:
-    story = SAMPLE["trim_story"]()
+    story = STORIES["trim_story"]()
     story["rows"][0].update({"right": None, "note": "the right code refuses this: running"})
     first, second, *_ = fault_data({"stories": [story]})[0]["rows"]
     assert (first["refused"], second["refused"]) == (True, False)
@@ -277,7 +295,7 @@ def test_a_step_that_the_right_code_refuses_is_not_taken_for_agreement() -> None
 
 
 def test_a_note_does_not_repeat_what_the_table_says() -> None:
-    story = SAMPLE["trim_story"]()
+    story = STORIES["trim_story"]()
     story["rows"][5]["note"] = "on the right code this is schedule(n=2); C is 6, right is 4"
     assert fault_data({"stories": [story]})[0]["rows"][5]["note"] == "on the right code this is schedule(n=2)"
 

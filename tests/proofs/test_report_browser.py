@@ -40,6 +40,7 @@ FLAGS = (
 )
 
 SAMPLE = runpy.run_path(str(Path(__file__).with_name("report_sample.py")))
+STORIES = SAMPLE["STORIES"]
 
 Driver = Any
 
@@ -149,7 +150,7 @@ def complaints(page: Driver) -> list[str]:
 
 def test_all_faults_open_without_a_complaint_of_the_browser(page: Driver) -> None:
     open_all(page)
-    assert len(every(page, ".fault .story")) == len(SAMPLE["stories"]())
+    assert len(every(page, ".fault .story")) == len(STORIES["stories"]())
     assert complaints(page) == []
 
 
@@ -172,7 +173,7 @@ def test_a_timeline_starts_where_it_goes_wrong_and_marks_the_counter_in_words(pa
 
 
 def test_a_refused_step_is_marked_and_never_said_to_agree(browser: Driver, tmp_path: Path) -> None:
-    story = SAMPLE["trim_story"]()
+    story = STORIES["trim_story"]()
     story["rows"] = story["rows"][:3]
     story["rows"][2].update({"right": None, "note": "the right code refuses this: running"})
     story["rows"][2]["strip"].update({"right": None, "right_frontier": None})
@@ -247,7 +248,7 @@ def test_the_filters_find(page: Driver) -> None:
         names = [fault.get_attribute("id") for fault in every(page, ".fault") if fault.is_displayed()]
         return [str(name).removeprefix("fault-") for name in names]
 
-    total = len(SAMPLE["stories"]())
+    total = len(STORIES["stories"]())
     assert one(page, "#shown").text == f"{total} faults"
     search = one(page, "#search")
     search.send_keys("54979 HASHED")
@@ -279,8 +280,8 @@ def test_hostile_text_stays_text(page: Driver) -> None:
         press(back)
     with pytest.raises(NoAlertPresentException):
         _ = page.switch_to.alert.text
-    assert SAMPLE["HOSTILE"] in one(fault, ".fault-title").text
-    assert SAMPLE["HOSTILE_TOKEN"] in one(fault, ".moment svg title").get_property("textContent")
+    assert STORIES["HOSTILE"] in one(fault, ".fault-title").text
+    assert STORIES["HOSTILE_TOKEN"] in one(fault, ".moment svg title").get_property("textContent")
     assert every(page, "img") == []
     assert len(every(page, "script")) == 2
     assert every(page, "a[href^=javascript]") == []

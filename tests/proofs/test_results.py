@@ -31,6 +31,7 @@ class Found:
 class Coverage:
     antecedents: tuple[str, ...] = ("a",)
     missing: tuple[str, ...] = ()
+    table: tuple[str, ...] = ()
 
 
 def verdict(outcome: str = "proved", name: str = "output/theorem/T2/x", theorem: str = "T2") -> Verdict:

@@ -34,6 +34,7 @@ def register(commands: Subparsers) -> None:
     theorems.set_defaults(run=_theorems)
 
     faults = commands.add_parser("faults", help="list the known faults")
+    faults.add_argument("--output", metavar="FILE", type=Path, help="write them as a Markdown page instead")
     faults.add_argument("--json", action="store_true", help="print them as JSON")
     faults.set_defaults(run=_faults)
 
@@ -146,6 +147,12 @@ def _theorems(options: argparse.Namespace) -> int:
 def _faults(options: argparse.Namespace) -> int:
     from draftproof.proofs.faults import UNMODELLED, all_faults
 
+    if options.output:
+        from draftproof.proofs import output
+        from draftproof.proofs.faults import page
+
+        output.write_text(options.output, page.render())
+        return 0
     if options.json:
         _print_json(
             {

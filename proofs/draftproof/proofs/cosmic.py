@@ -10,6 +10,8 @@ the same. `python -m draftproof.proofs.cosmic [--sample N]`
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import json
 import os
 import random
@@ -90,9 +92,8 @@ def _cosmic_ray(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def _keep(session: Path, sample: int, seed: int) -> None:
-    from cosmic_ray.work_db import WorkDB, use_db
-
-    with use_db(session, WorkDB.Mode.open) as database:
+    work = importlib.import_module("cosmic_ray.work_db")  # an extra: the linters run without it
+    with work.use_db(session, work.WorkDB.Mode.open) as database:
         items = sorted(database.work_items, key=lambda item: item.job_id)
         items.sort(key=lambda item: (item.mutations[0].operator_name, item.mutations[0].occurrence))
         kept = random.Random(seed).sample(items, min(sample, len(items)))
@@ -143,10 +144,10 @@ def _outcome(module: str, item: dict[str, Any], result: dict[str, Any] | None) -
 
 def _changed(module: str, operator: str, occurrence: int, arguments: dict[str, Any]) -> dict[str, Any]:
     """The namespace of the module with one change made again, in memory."""
-    from cosmic_ray.mutating import mutate_code
-    from cosmic_ray.plugins import get_operator
-
-    source = mutate_code(Path(module).read_bytes(), get_operator(operator)(**arguments), occurrence)
+    mutating = importlib.import_module("cosmic_ray.mutating")
+    operators = importlib.import_module("cosmic_ray.plugins")
+    changed = operators.get_operator(operator)(**arguments)
+    source = mutating.mutate_code(Path(module).read_bytes(), changed, occurrence)
     if source is None:
         raise RuntimeError(f"{operator} has no occurrence {occurrence} in {module}: the tree has changed")
     namespace: dict[str, Any] = {"__name__": "mutant"}
@@ -189,6 +190,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Break accounting and invariants with cosmic-ray.")
     parser.add_argument("--sample", type=int, help="only so many changes per module, chosen at random")
     options = parser.parse_args()
+    if importlib.util.find_spec("cosmic_ray") is None:
+        raise UserError("cosmic-ray is not installed; install it with pip install 'draftproof[mutants]'")
     if not CONFIGURATION.is_file():
         raise UserError(f"there is no {CONFIGURATION} here; run this in the repository's root")
     outcomes = run(options.sample)

@@ -107,7 +107,7 @@ _NOTHING_REGISTERED = (
 )
 _NEGATIVE_FLOOR = (
     "every caller takes the maximum with R, which is not negative, and a negative number rounds down to a "
-    "negative one; the code keeps the 0 because carriers round negative numbers differently"
+    "negative one; the code keeps the 0 so that no carrier, and no reader, has to round a negative number"
 )
 _FINISH_GUARD = (
     "a stopped request that is not running was preempted: C, P, D, T and R are 0 and F is not negative, so "

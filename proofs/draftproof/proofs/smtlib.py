@@ -12,8 +12,8 @@ from pathlib import Path
 
 from draftproof.proofs.obligations import Obligation, formulas
 from draftproof.proofs.output import OutputError, make_folder
+from draftproof.proofs.results import theorem_text
 from draftproof.proofs.solvers import to_smtlib
-from draftproof.spec.theorems import THEOREMS
 
 MARK = "EXPORTED-BY-DRAFTPROOF"
 """A file in every exported folder, so that only such a folder is ever replaced."""
@@ -26,10 +26,8 @@ def file_name(obligation: Obligation) -> str:
 
 def meaning(obligation: Obligation) -> str:
     """What the obligation says, in a sentence."""
-    if obligation.theorem in THEOREMS:
-        theorem = THEOREMS[obligation.theorem]
-        return f"Part of {obligation.theorem}, {theorem.name}: {theorem.meaning}"
-    return f"Part of {obligation.theorem} ({obligation.kind})."
+    name, sentence, _ = theorem_text(obligation.theorem)
+    return f"Part of {obligation.theorem}, {name}: {sentence}"
 
 
 def script(obligation: Obligation) -> str:
@@ -40,10 +38,11 @@ def script(obligation: Obligation) -> str:
             obligation.name,
             meaning(obligation),
             "Assumed: " + hypotheses,
-            "Expected: unsat. There is no counterexample; the last assertion that names the goal is negated.",
+            "Expected: unsat. The goal is negated, so an answer of sat would be a counterexample.",
         )
     )
-    return to_smtlib(formulas(obligation), comment)
+    text = to_smtlib(formulas(obligation), comment)
+    return text.replace("(set-logic ALL)\n", "(set-logic ALL)\n(set-info :status unsat)\n", 1)
 
 
 def export(obligations: Iterable[Obligation], folder: Path) -> int:

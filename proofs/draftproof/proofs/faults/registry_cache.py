@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from draftproof.proofs.faults.fault import DECISIONS, Change, Decision, Fault, Pin
+from draftproof.proofs.faults.fault import ACCOUNTING, DECISIONS, Change, Decision, Fault, Pin
 from draftproof.spec.decisions import CheckpointToKeep, KnownLookahead, LookupHit, WindowToSave
 from draftproof.spec.events import Admit, Output, Preempt, Schedule
 from draftproof.spec.ledger import Rules
 
 FAULTS = (
+    Fault(
+        name="fence-forgotten",
+        title="Blocks are published although the drafter will still change them",
+        meaning="A drafter with several look-ahead modules rewrites the last valid positions once it sees "
+        "the tokens after them. Published too early, another request reads the unfinished values.",
+        reports=(),
+        changes=(Change(ACCOUNTING, "registrable", "num_tokens - rules.registration_fence", "num_tokens"),),
+        violated=(
+            "schedule/theorem/T12/fence_is_kept_when_enqueued",
+            "output/theorem/T12/fence_is_kept_when_enqueued",
+            "preempt/theorem/T12/fence_is_kept_at_preemption",
+            "end_turn/theorem/T12/fence_is_kept_at_exits",
+            "finish/theorem/T12/fence_is_kept_at_exits",
+            "abort/theorem/T12/fence_is_kept_at_exits",
+            "finish/effect/published",
+        ),
+        limits=(("registration_fence", 2),),
+    ),
     Fault(
         name="store-without-lookahead-block",
         title="What is stored lacks the block that the look-up gives back",

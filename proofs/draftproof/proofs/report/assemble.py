@@ -12,7 +12,7 @@ from draftproof.proofs.results import Run, summary
 
 TRUSTED = (
     "The solvers z3 and cvc5, which must agree, and the term builder that they share.",
-    "The carriers: that `where`, `both` and the like mean the same on integers, terms, columns and tensors.",
+    "The carriers: that where, both and the like mean the same on integers, terms, columns and tensors.",
     "Numba, LLVM and torch's integer kernels.",
     "The device: outputs arrive in the order of dispatch, steps of a request run in order, acceptance is "
     "reported truthfully, preempted steps write no block that was given back, hits are what they say.",

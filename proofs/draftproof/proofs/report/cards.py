@@ -121,7 +121,7 @@ def section(prove: dict[str, Any]) -> Markup:
         element("h2", "The theorems", id="theorems"),
         element(
             "p",
-            "Each holds in every state that a request can reach. Single letters are the counters of the ",
+            "Each speaks of every state that a request can reach. Single letters are the counters of the ",
             element("a", "table above", href="#letters"),
             ".",
         ),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-from draftproof.proofs.report.cards import readable
 from draftproof.proofs.report.markup import (
     Content,
     Markup,
@@ -27,6 +26,18 @@ def _marked(good: bool, words: str) -> Markup:
     )
 
 
+def _folded(summary: str, good: bool, *children: Content) -> Markup:
+    """Details behind their summary; open from the start if something in them is not as it must be."""
+    mark = element("span", "✓ " if good else "✗ ", aria_hidden="true")
+    return element(
+        "details",
+        element("summary", element("span", mark, summary, class_="holds" if good else "fails")),
+        *children,
+        open=not good,
+        class_="folded",
+    )
+
+
 def _crosshair(entries: list[dict[str, Any]]) -> Content:
     if not entries:
         return element("p", "CrossHair was not run, or the run carried no details.", class_="missing")
@@ -44,50 +55,99 @@ def _crosshair(entries: list[dict[str, Any]]) -> Content:
         )
 
     heads = ("function", numeric_head("contracts confirmed"), "how", numeric_head("time"))
-    return table("The real functions against a plain textbook version", heads, map(row, entries))
+    complete = sum(
+        bool(entry.get("contracts")) and entry.get("confirmed") == entry["contracts"] for entry in entries
+    )
+    return _folded(
+        f"{complete} of {len(entries)} functions confirmed over all paths",
+        complete == len(entries),
+        table("The real functions against a plain version", heads, map(row, entries)),
+    )
 
 
-MODE_MARKS = {"witness": ("✓", "holds"), "cannot occur": ("·", "not-applicable")}
-"""Any other outcome, `not found` above all, is a failure."""
+REACHED, IMPOSSIBLE = ("witness", "witnessed"), ("cannot occur", "impossible")
+"""What a run may say of a condition in a mode; anything else, `missing` above all, is a failure."""
+
+
+class Reached(NamedTuple):
+    """Whether a condition is reached in a mode, and by which run, or why it cannot be."""
+
+    outcome: str
+    detail: str
+
+
+def reached(entries: list[dict[str, Any]]) -> dict[str, dict[str, Reached]]:
+    """By condition and mode. An entry tells one mode (`mode`, `verdict`, `detail`) or all (`modes`)."""
+    found: dict[str, dict[str, Reached]] = {}
+    for entry in entries:
+        row = found.setdefault(str(entry.get("antecedent", "?")), {})
+        if "mode" in entry:
+            verdict = str(entry.get("verdict") or "not given")
+            row[str(entry["mode"])] = Reached(verdict, str(entry.get("detail") or ""))
+        for mode, outcome in (entry.get("modes") or {}).items():
+            row[str(mode)] = Reached(str(outcome or "not given"), "")
+    return found
+
+
+def _condition(name: str) -> str:
+    """`invariants/stop_pending_shape#2` as `invariants: stop pending shape, 2`."""
+    return name.replace("/", ": ").replace("#", ", ").replace("_", " ")
+
+
+def _reached_cell(condition: str, mode: str, cell: Reached) -> Markup:
+    if cell.outcome in REACHED:
+        mark, words, class_ = "✓", "reached", "holds"
+    elif cell.outcome in IMPOSSIBLE:
+        mark, words, class_ = "·", "cannot occur", "not-applicable"
+    else:
+        mark, words, class_ = f"✗ {cell.outcome}", cell.outcome, "fails"
+    title = f"{condition}; {mode}: {words}{f' ({cell.detail})' if cell.detail else ''}"
+    return element("td", element("span", mark, aria_hidden="true"), unseen(words), class_=class_, title=title)
 
 
 def _coverage(entries: list[dict[str, Any]]) -> Content:
     if not entries:
         return element("p", "The run carried no table of witnesses.", class_="missing")
-    modes = list(dict.fromkeys(str(mode) for entry in entries for mode in entry.get("modes") or {}))
-
-    def cell(entry: dict[str, Any], mode: str) -> Markup:
-        outcome = str((entry.get("modes") or {}).get(mode) or "not given")
-        mark, class_ = MODE_MARKS.get(outcome, ("✗", "fails"))
-        shown = f"{mark} {outcome}" if class_ == "fails" else mark
-        return element(
-            "td",
-            element("span", shown, aria_hidden="true"),
-            unseen(outcome),
-            class_=class_,
-            title=f"{entry.get('antecedent', '')}, {mode}: {outcome}",
-        )
-
-    def row(entry: dict[str, Any]) -> Markup:
-        return element(
+    rows = reached(entries)
+    modes = list(dict.fromkeys(mode for row in rows.values() for mode in row))
+    cells = [cell.outcome for row in rows.values() for cell in row.values()]
+    num_reached = sum(outcome in REACHED for outcome in cells)
+    num_impossible = sum(outcome in IMPOSSIBLE for outcome in cells)
+    num_missing = len(rows) * len(modes) - num_reached - num_impossible
+    table_rows = [
+        element(
             "tr",
-            element("th", readable(str(entry.get("antecedent", "?"))), scope="row"),
-            [cell(entry, mode) for mode in modes],
+            element("th", _condition(condition), scope="row", title=condition),
+            [_reached_cell(condition, mode, row.get(mode, Reached("not given", ""))) for mode in modes],
         )
-
+        for condition, row in rows.items()
+    ]
+    heads = [
+        element("th", [(element("span", part), " ") for part in mode.split(", ")], scope="col")
+        for mode in modes
+    ]
     return (
         element(
             "p",
             "Rows are the conditions a claim starts from, columns the modes of a scheduler. ",
             element("b", "✓"),
-            " a run that reaches it from the first state, ",
+            " a run reaches it from the first state, ",
             element("b", "·"),
             " it cannot occur in this mode, ",
             element("b", "✗"),
             " no run was found, so a claim about it may be empty.",
         ),
-        table(
-            "Modes in which each condition is reached", ("condition", *modes), map(row, entries), "coverage"
+        _folded(
+            f"{len(rows)} conditions in {len(modes)} modes: {number(num_reached)} reached, "
+            f"{number(num_impossible)} cannot occur, {number(num_missing)} missing",
+            num_missing == 0,
+            table(
+                "Modes in which each condition is reached",
+                ("condition", *heads),
+                table_rows,
+                "matrix coverage",
+                "tall",
+            ),
         ),
     )
 
@@ -105,7 +165,12 @@ def _controls(entries: list[dict[str, Any]]) -> Content:
             _marked(refuted, "refuted, as it must be" if refuted else outcome),
         )
 
-    return table("Claims made wrong on purpose", ("what was changed", "outcome"), map(row, entries))
+    refuted = sum(entry.get("outcome") == "refuted" for entry in entries)
+    return _folded(
+        f"{refuted} of {len(entries)} wrong claims refuted",
+        refuted == len(entries),
+        table("Claims made wrong on purpose", ("what was changed", "outcome"), map(row, entries)),
+    )
 
 
 MUTANT_WORDS = (

@@ -95,7 +95,9 @@ def scrolling(label: str, *children: Content, class_: str = "") -> Markup:
     return element("div", *children, class_=names, role="region", aria_label=label, tabindex=0)
 
 
-def table(caption: str, heads: Iterable[Content], rows: Iterable[Content], class_: str = "") -> Markup:
+def table(
+    caption: str, heads: Iterable[Content], rows: Iterable[Content], class_: str = "", box: str = ""
+) -> Markup:
     """A table in a scrolling box; its caption is shown. A head that is markup stands as it is."""
     head = element(
         "tr", [title if isinstance(title, Markup) else element("th", title, scope="col") for title in heads]
@@ -109,6 +111,7 @@ def table(caption: str, heads: Iterable[Content], rows: Iterable[Content], class
             element("tbody", rows),
             class_=class_ or None,
         ),
+        class_=box,
     )
 
 
