@@ -28,7 +28,7 @@ help: ## list the targets
 prove: $(PROVE) ## prove every obligation for all sizes (no torch needed)
 	@$(BIN)/draftproof prove
 
-prove-full: $(PROVE) ## prove, and repeat everything with the second solver and the slow carriers
+prove-full: $(PROVE) ## prove, search every trace anew, and see CrossHair refute a mutant of each target
 	@$(BIN)/draftproof prove --full
 
 test: $(TEST) $(if $(filter-out no,$(TORCH)),$(TORCH_STAMP)) ## run the tests
@@ -53,6 +53,7 @@ bench: $(PROVE) ## time the accounting
 
 mutants: $(MUTANTS) ## break the code on purpose and count what the proofs notice
 	@$(BIN)/draftproof mutants
+	@$(BIN)/python -m draftproof.proofs.cosmic
 
 clean: ## remove what was built, but not .venv
 	@rm -rf build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

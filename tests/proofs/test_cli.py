@@ -44,8 +44,14 @@ def test_one_theorem_is_proved_and_reported_as_json(capsys: pytest.CaptureFixtur
     status = main(["prove", "T7", "--json"])
     shown = json.loads(capsys.readouterr().out)
     assert status == 0
-    assert [row["key"] for row in shown["details"]["theorems"]] == ["T7"]
+    assert [row["key"] for row in shown["details"]["theorems"]] == ["T7", "invariants", "R1"]
+    assert shown["partial"] == ["R1", "T7", "invariants"]
     assert shown["obligations"]["proved"] == shown["obligations"]["total"] > 0
+
+
+def test_a_partial_run_refuses_what_is_about_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    status, error = error_of(capsys, "prove", "T7", "--full")
+    assert status == 2 and "leave the theorems out" in error
 
 
 def test_theorems_and_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

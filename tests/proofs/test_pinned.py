@@ -12,6 +12,7 @@ from draftproof.proofs.faults.registry_exits import (
     FINISH_REGISTERS_NOTHING,
 )
 from draftproof.proofs.faults.registry_output import TRIM_STAYS_COUNTED, VLLM_FOLD
+from draftproof.spec.decisions import ASSUMPTIONS
 from draftproof.spec.events import Admit, Draft, EndTurn, Fold, Output, Schedule
 from draftproof.spec.guards import num_schedulable
 from draftproof.spec.ledger import Rules
@@ -25,6 +26,46 @@ def test_a_pin_measures_the_reports_wrong_and_right_value(fault: Fault) -> None:
     assert measured is not None and fault.pin is not None
     assert (measured.wrong, measured.right) == (fault.pin.wrong, fault.pin.right)
     assert measured.wrong != measured.right
+
+
+@pytest.mark.parametrize("fault", PINNED, ids=lambda fault: fault.name)
+def test_a_pin_without_a_report_has_numbers_of_its_own(fault: Fault) -> None:
+    assert fault.pin is not None
+    seed_pair = fault.name in ("finish-forgets-trimmed", "preemption-loses-settled")
+    if not fault.reports or seed_pair:
+        assert fault.pin.own_numbers
+
+
+@pytest.mark.parametrize("fault", PINNED, ids=lambda fault: fault.name)
+def test_a_pinned_decision_is_asked_as_its_caller_may(fault: Fault) -> None:
+    assert fault.pin is not None
+    pin = fault.pin
+    if pin.decision is None:
+        return
+    faulty = (patched((*fault.changes, *fault.engine_rules)), pin.events)
+    right = (right_code(), pin.right_events or pin.events)
+    for code, events in (faulty, right):
+        state = pinned.complete_walk(code, pin.rules, pin.num_prompt_tokens, events).runs[-1].state
+        assumed = ASSUMPTIONS[pin.decision.name](state, pin.rules, pin.decision.inputs)
+        assert [name for name, holds in assumed.items() if not holds] == []
+
+
+def test_the_fenced_boundary_is_the_finish_tables_row() -> None:
+    """Registered 32 against 16; a look-up gives a block back, so it hits the report's 16 against none."""
+    fault = find("finish-registers-nothing-behind-fence")
+    assert fault.pin is not None
+    assert fault.pin.rules.registration_fence == 2
+    case = FINISH_CASES[3]
+    right, wrong = (pinned.finished(case, False, changes) for changes in ((), fault.changes))
+    assert (right.num_tokens, right.num_registered_tokens, wrong.num_registered_tokens) == (35, 32, 16)
+    assert [pinned.hit(case, ledger, 40) for ledger in (right, wrong)] == [16, 0]
+
+
+def test_without_a_fence_the_fault_behind_it_is_none() -> None:
+    fault = find("finish-registers-nothing-behind-fence")
+    for case in FINISH_CASES:
+        if case.lookahead < 2:
+            assert pinned.finished(case, False, fault.changes) == pinned.finished(case, False)
 
 
 def test_a_pin_whose_events_cannot_happen_is_an_error() -> None:

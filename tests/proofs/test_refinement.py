@@ -43,13 +43,16 @@ WITNESSES = {
 }
 
 
-def test_no_assumption_is_without_a_control() -> None:
+def test_no_assumption_is_without_a_control_wherever_it_is_used() -> None:
     controlled = {
-        control.name.split("/")[2]
+        tuple(control.name.split("/")[2:])
         for control in CONTROLS
         if control.kind == "assumption" and "/assumption/" in control.name
     }
-    assert controlled == set(ASSUMPTIONS)
+    used = {(name, transition) for name, known in ASSUMPTIONS.items() for transition in known.transitions}
+    assert {pair for pair in controlled if pair[0] != "no_collisions"} == used
+    about_identities = {name for name, known in ASSUMPTIONS.items() if not known.transitions}
+    assert {name for name, _ in controlled} == {name for name, _ in used} | about_identities
 
 
 def refuted(obligations: list[Obligation]) -> set[str]:
@@ -137,6 +140,14 @@ QUEUE_FAULTS = {
     ),
     "preempt": (
         _altered(accounting.preempt, num_stale_tokens=lambda before, after: before.num_stale_tokens),
+        "stale",
+    ),
+    "finish": (
+        _altered(accounting.finish, num_stale_tokens=lambda before, after: before.num_stale_tokens),
+        "stale",
+    ),
+    "abort": (
+        _altered(accounting.abort, num_stale_tokens=lambda before, after: before.num_stale_tokens),
         "stale",
     ),
 }

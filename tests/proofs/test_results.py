@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from draftproof.proofs.obligations import Verdict, outcome_of
-from draftproof.proofs.results import Run, passed, summary, theorem_rows
+from draftproof.proofs.results import MORE_ROWS, Run, passed, summary, theorem_rows
+from draftproof.spec.theorems import THEOREMS
 
 
 class Confirmed:
@@ -39,8 +40,9 @@ def verdict(outcome: str = "proved", name: str = "output/theorem/T2/x", theorem:
 
 
 def a_run(**changes: Any) -> Run:
+    every_row = [verdict(name=f"a/theorem/{key}/x", theorem=key) for key in (*THEOREMS, *MORE_ROWS)]
     run = Run(
-        verdicts=[verdict()],
+        verdicts=every_row,
         vacuous=[],
         controls=[("start", "dropped", "refuted")],
         needs=[("T2", "output/theorem/T2/x", ("invariant:frontier_below_known", "guard:running"))],
@@ -57,7 +59,7 @@ def a_run(**changes: Any) -> Run:
 
 def test_a_run_in_which_everything_passed_passes() -> None:
     assert passed(a_run())
-    row = theorem_rows(a_run())[0]
+    row = theorem_rows(a_run())[1]
     assert row["key"] == "T2" and row["outcome"] == "proved"
     assert row["needs"] == ["frontier_below_known"]
 
@@ -69,6 +71,12 @@ def test_each_kind_of_failure_fails_the_run() -> None:
     class NotConfirmed(Confirmed):
         confirmed = 0
 
+    class TwoOfOne(Confirmed):
+        confirmed = 2
+
+    class Nothing(Coverage):
+        antecedents: tuple[str, ...] = ()
+
     class Missing(Coverage):
         missing = ("a",)
 
@@ -79,10 +87,19 @@ def test_each_kind_of_failure_fails_the_run() -> None:
         refuted = False
 
     failures: tuple[dict[str, Any], ...] = (
-        {"verdicts": [verdict("refuted")]},
-        {"verdicts": [verdict("unknown")]},
-        {"verdicts": [verdict("disagreement")]},
+        {"verdicts": [*a_run().verdicts, verdict("refuted")]},
+        {"verdicts": [*a_run().verdicts, verdict("unknown")]},
+        {"verdicts": [*a_run().verdicts, verdict("disagreement")]},
         {"verdicts": []},
+        {"verdicts": a_run().verdicts[1:]},  # a theorem about which nothing is claimed
+        {"verdicts": [*a_run().verdicts, a_run().verdicts[0]]},  # one claim hides behind another's name
+        {"controls": []},
+        {"crosshair": []},
+        {"crosshair": [TwoOfOne(), NotConfirmed()]},  # the sums agree, the targets do not
+        {"coverage": None},
+        {"coverage": Nothing()},
+        {"faults": []},
+        {"needs": [("T2", "output/theorem/T2/x", None)]},
         {"vacuous": ["output"]},
         {"controls": [("start", "dropped", "not noticed")]},
         {"controls": [("start", "dropped", "unknown")]},
@@ -107,7 +124,17 @@ def test_counts_are_reported_apart() -> None:
         "vacuous": 0,
         "disagreements": 1,
     }
-    assert summary(run)["theorems"] == {"total": 1, "proved": 0}
+    assert summary(run)["theorems"] == {"total": 16, "proved": 0}
+
+
+def test_a_partial_run_speaks_about_its_theorems_only() -> None:
+    run = a_run(
+        only=frozenset({"T2"}), verdicts=[verdict()], crosshair=[], faults=[], controls=[], coverage=None
+    )
+    assert passed(run)
+    assert summary(run)["partial"] == ["T2"]
+    assert [row["key"] for row in theorem_rows(run)] == ["T2"]
+    assert not passed(run._replace(verdicts=[]))
 
 
 def test_both_solvers_must_agree() -> None:

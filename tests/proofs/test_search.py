@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import pytest
+import z3
 
 from draftproof.proofs import search
+from draftproof.proofs.carrier_z3 import as_terms
 from draftproof.proofs.faults import find
 from draftproof.proofs.faults.checking import find_trace, limits_of, size_of
 from draftproof.proofs.faults.patching import Code, patched, right_code
 from draftproof.proofs.faults.predicates import of_step
+from draftproof.proofs.faults.replay import walk
 from draftproof.proofs.faults.trace import committed
-from draftproof.proofs.search import Limits, Unanswered, shortest
-from draftproof.spec.events import event_name
+from draftproof.proofs.search import NAMES, Limits, Unanswered, Unrolling, agrees_with_head, shortest
+from draftproof.spec.events import ChunkOutput, Event, Output, StaleOutput, event_name
+from draftproof.spec.ghosts import State
 from draftproof.spec.ledger import Rules
-from draftproof.spec.queue import Run, advance, start
+from draftproof.spec.queue import Run, advance, head_agrees, start
 from draftproof.spec.walks import Sizes, choices
 
 QUICK = (
@@ -86,6 +93,85 @@ def test_trim_uncounted_on_neither_side_is_harmless_to_an_asynchronous_fold(path
     in_flight = find("turn-end-counts-in-flight")
     assert shortest(patched(in_flight.changes), path, Limits(depth=7, asynchronous=True)) is not None
     assert shortest(patched(leaked.changes), path, Limits(depth=6, asynchronous=False)) is not None
+
+
+def test_a_trace_passes_the_event_it_must_pass() -> None:
+    """Without the limit the shortest trace is one of a prompt in flight; the way over an output is longer."""
+    fault = find("scheduled-before-its-token")
+    limits = limits_of(fault)
+    assert limits.passes == "output"
+    free = shortest(patched(fault.changes), fault.trace_breaks, limits._replace(passes=""))
+    bound = shortest(patched(fault.changes), fault.trace_breaks, limits)
+    assert free is not None and bound is not None
+    assert "output" not in map(event_name, free.events)
+    assert "output" in map(event_name, bound.events[:-1])
+    assert len(free.events) < len(bound.events)
+
+
+def test_the_searchs_queue_is_the_exact_queue() -> None:
+    """Over random runs, and with every event tried against every head: they agree on what may return."""
+    chance = random.Random(0)
+    agreed = Counter[bool]()
+    for rules in (Rules(2, 2, False, 0), Rules(2, 2, True, 0)):
+        run = start(2)
+        for _ in range(60):
+            for name, event in _returning_events(run):
+                state = State(as_terms(run.state.ledger), as_terms(run.state.ghosts))
+                facts = agrees_with_head(name, state, as_terms(run.queue[0]), as_terms(event))
+                holds = z3.is_true(z3.simplify(z3.And(*facts)))
+                assert holds == head_agrees(run, event)
+                agreed[holds] += 1
+            sizes = Sizes(max_num_tokens=4, max_num_chunk_tokens=2, max_num_steps_in_flight=3)
+            possible = [*choices(run, rules, sizes)]
+            if not possible:
+                run = start(2)
+                continue
+            run = advance(run, rules, chance.choice(possible), right_code().transitions)
+    assert agreed[True] > 20 and agreed[False] > 20
+
+
+def _returning_events(run: Run) -> list[tuple[str, Event]]:
+    """Events that return the head, or a step that is not quite it."""
+    if not run.queue:
+        return []
+    head = run.queue[0]
+    events: list[Event] = []
+    for num_returned in (head.num_tokens, head.num_tokens + 1):
+        events.append(ChunkOutput(num_returned))
+        events += [Output(num_returned, drafts, 0, 1, 0) for drafts in range(head.num_drafts + 2)]
+        events += [StaleOutput(num_returned, kept, 0) for kept in range(head.num_drafts + 3)]
+    return [(event_name(event), event) for event in events]
+
+
+def test_a_dispatched_step_enters_the_searchs_queue_as_the_exact_queue_has_it() -> None:
+    """A trace that needs three kinds of step in flight is walked by both, and ends with the same queue."""
+    fault = find("final-chunk-reserves-nothing")
+    trace = committed(fault.name)
+    unrolling = Unrolling(patched(fault.changes), limits_of(fault))
+    for event in trace.events:
+        unrolling.deepen()
+        level = unrolling.levels[-1]
+        unrolling.solver.add(level.chosen == NAMES.index(event_name(event)))
+        integers = [value for value in event if type(value) is int]
+        for term, value in zip(level.integers, integers, strict=False):
+            unrolling.solver.add(term == value)
+        drops = [value for value in event if isinstance(value, bool)]
+        unrolling.solver.add(level.drop == bool(drops and drops[0]))
+    unrolling.solver.add(unrolling.num_prompt_tokens == trace.num_prompt_tokens)
+    unrolling.solver.add(unrolling.rules.num_speculative_tokens == trace.rules.num_speculative_tokens)
+    assert str(unrolling.solver.check()) == "sat"
+    model = unrolling.solver.model()
+    queue = unrolling.queues[-1]
+    head, tail = (model.eval(end).as_long() for end in (queue.head, queue.tail))
+    walked = walk(patched(fault.changes), trace.rules, trace.num_prompt_tokens, trace.events).runs[-1].queue
+    assert [
+        (
+            model.eval(queue.num_tokens[serial]).as_long(),
+            model.eval(queue.num_drafts[serial]).as_long(),
+            z3.is_true(model.eval(queue.samples[serial])),
+        )
+        for serial in range(head, tail)
+    ] == [(step.num_tokens, step.num_drafts, step.samples) for step in walked]
 
 
 def test_giving_up_is_not_finding_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from draftproof.impl.accounting import TRANSITIONS
 from draftproof.impl.contracts import plain
+from draftproof.impl.decisions import may_release
 from draftproof.spec import ghosts, guards, tokens
 from draftproof.spec.algebra import floor_to_block
-from draftproof.spec.events import EndTurn, Output, Preempt, Schedule, event_name
+from draftproof.spec.events import EndTurn, Output, Preempt, Schedule, StaleOutput, event_name
 from draftproof.spec.ghosts import Ghosts
 from draftproof.spec.invariants import invariants
-from draftproof.spec.ledger import RUNNING, Ledger, Rules
+from draftproof.spec.ledger import FINISHED, RUNNING, Ledger, Rules
 from draftproof.spec.queue import Transitions
 from draftproof.spec.tokens import Reference
 from draftproof.spec.walks import Move, Sizes, moves, pick
@@ -35,11 +36,11 @@ SYNCHRONOUS, ASYNCHRONOUS = Rules(1, 2, False, 0), Rules(1, 2, True, 0)
 # Rules, prompt, sizes, and the numbers of states and of steps between them that were found: written down
 # so that a search which suddenly sees less does not pass unnoticed.
 EXHAUSTIVE = {
-    "synchronous": (Rules(1, 2, False, 0), 2, Sizes(5, 2, 2), 48_654, 135_829),
-    "asynchronous": (Rules(1, 2, True, 0), 2, Sizes(5, 2, 2), 50_479, 128_839),
-    "synchronous, two drafts": (Rules(2, 2, False, 0), 2, Sizes(4, 1, 2), 16_064, 52_314),
-    "asynchronous, two drafts": (Rules(2, 2, True, 0), 1, Sizes(4, 1, 2), 20_198, 50_414),
-    "asynchronous, three in flight, fence": (Rules(2, 3, True, 1), 1, Sizes(3, 1, 3), 8_972, 22_026),
+    "synchronous": (Rules(1, 2, False, 0), 2, Sizes(5, 2, 2), 48_216, 159_828),
+    "asynchronous": (Rules(1, 2, True, 0), 2, Sizes(5, 2, 2), 50_141, 156_746),
+    "synchronous, two drafts": (Rules(2, 2, False, 0), 2, Sizes(4, 1, 2), 15_909, 59_496),
+    "asynchronous, two drafts": (Rules(2, 2, True, 0), 1, Sizes(4, 1, 2), 20_024, 61_222),
+    "asynchronous, three in flight, fence": (Rules(2, 3, True, 1), 1, Sizes(3, 1, 3), 8_858, 26_581),
 }
 
 
@@ -269,6 +270,26 @@ def test_kv_computed_over_a_gap_belongs_to_no_prefix() -> None:
     after = tokens.advance(skipped, SYNCHRONOUS, Schedule(2), CODE)
     assert after.enqueued == (None, None, None)
     assert tokens.num_valid_tokens(after) == 0
+
+
+@pytest.mark.parametrize("rules", [SYNCHRONOUS, ASYNCHRONOUS])
+def test_a_finished_request_takes_its_steps_back_and_nothing_else(rules: Rules) -> None:
+    """Whatever was in flight returns and is dropped; then the blocks may go to others."""
+    seen = set()
+    for _, _, after, is_new in enumerated(rules, 2, SMALL):
+        ledger, steps = after.run.state.ledger, after.run.queue
+        if not is_new or ledger.status != FINISHED:
+            continue
+        options = moves(after, rules, SMALL)
+        assert {type(move.event) for move in options} == ({StaleOutput} if steps else set())
+        assert may_release(ledger, rules, 0) == (not steps)
+        for move in options:
+            following = tokens.advance(after, rules, move.event, CODE).run
+            assert following.state.ledger._replace(num_in_flight_tokens=0, num_stale_tokens=0) == (
+                ledger._replace(num_in_flight_tokens=0, num_stale_tokens=0)
+            )
+        seen.add(len(steps))
+    assert seen == {0, 1, 2}
 
 
 def test_between_turns_the_deficit_of_one_really_occurs() -> None:

@@ -279,6 +279,8 @@ def finish(ledger: Ledger, rules: Rules) -> Ledger:
     KV exists although the trim uncounted it (T); later steps' speculative work is not settled (F); and
     trimmed positions hold KV of tokens nobody received (the cap at N). A request that is not running
     has no KV to publish. Without T, the two upstream fixes composed lose a block when B divides N.
+    Steps in flight become stale: what they still bring is dropped, and once they have returned the
+    blocks may go to others.
     """
     settled = minimum(
         ledger.num_computed_tokens + ledger.num_trimmed_tokens - ledger.num_in_flight_tokens,
@@ -290,7 +292,7 @@ def finish(ledger: Ledger, rules: Rules) -> Ledger:
         num_computed_tokens=ledger.num_computed_tokens,
         num_output_placeholders=ledger.num_output_placeholders,
         num_in_flight_tokens=ledger.num_in_flight_tokens,
-        num_stale_tokens=ledger.num_stale_tokens,
+        num_stale_tokens=ledger.num_in_flight_tokens,
         num_draft_tokens=0,
         num_registered_tokens=where(
             ledger.status == RUNNING,
@@ -301,13 +303,16 @@ def finish(ledger: Ledger, rules: Rules) -> Ledger:
         stop_pending=0,
         num_registered_at_preemption=ledger.num_registered_at_preemption,
         status=FINISHED,
-        drop_stale=ledger.drop_stale,
+        drop_stale=True,
     )
 
 
 @transition
 def abort(ledger: Ledger, rules: Rules) -> Ledger:
-    """A request leaves without having stopped: what is settled of a running one is not thrown away."""
+    """A request leaves without having stopped: what is settled of a running one is not thrown away.
+
+    What is still in flight becomes stale and is dropped, as at a finish.
+    """
     settled = ledger.num_computed_tokens - (ledger.num_in_flight_tokens - ledger.num_stale_tokens)
     return Ledger(
         num_prompt_tokens=ledger.num_prompt_tokens,
@@ -315,7 +320,7 @@ def abort(ledger: Ledger, rules: Rules) -> Ledger:
         num_computed_tokens=ledger.num_computed_tokens,
         num_output_placeholders=ledger.num_output_placeholders,
         num_in_flight_tokens=ledger.num_in_flight_tokens,
-        num_stale_tokens=ledger.num_stale_tokens,
+        num_stale_tokens=ledger.num_in_flight_tokens,
         num_draft_tokens=0,
         num_registered_tokens=where(
             ledger.status == RUNNING,
@@ -326,7 +331,7 @@ def abort(ledger: Ledger, rules: Rules) -> Ledger:
         stop_pending=ledger.stop_pending,
         num_registered_at_preemption=ledger.num_registered_at_preemption,
         status=FINISHED,
-        drop_stale=ledger.drop_stale,
+        drop_stale=True,
     )
 
 

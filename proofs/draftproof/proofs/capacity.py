@@ -4,7 +4,8 @@ The host reserves every position below C + n when it schedules n tokens, whateve
 First in the ledger alone, where the device may be anywhere from the frontier to the optimistic C; then
 with the device's real positions from the token-level model (R2), for a queue of any depth. The second
 needs one more fact about the queue, proved inductive here: between any two steps the device generates
-at most what the host has counted as awaited.
+at most what the host has counted as awaited. Last, what a stop leaves in flight: it still writes, above all
+that is settled and published, and no block goes to others before it has returned.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from typing import Any
 
 import z3
 
-from draftproof.proofs.carrier_z3 import symbolic_event, symbolic_rules, symbolic_state
+from draftproof.impl.decisions import may_release
+from draftproof.proofs.carrier_z3 import rules_hold, symbolic_event, symbolic_rules, symbolic_state
 from draftproof.proofs.controls import Control
-from draftproof.proofs.induction import hypotheses
+from draftproof.proofs.induction import hypotheses, step
 from draftproof.proofs.obligations import Obligation
-from draftproof.proofs.queue_model import EVERY_DEPTH, Queue, Scope, symbolic_queue
+from draftproof.proofs.queue_model import EVERY_DEPTH, Queue, Scope, pins, relation, symbolic_queue
 from draftproof.proofs.refinement_tokens import TRANSITIONS, Setting, depth_of, setting
 from draftproof.proofs.terms import choose, integer, integers
 from draftproof.proofs.token_model import Tokens, symbolic_tokens
-from draftproof.spec.invariants import frontier
-from draftproof.spec.ledger import RUNNING
+from draftproof.spec.events import Finish
+from draftproof.spec.invariants import frontier, invariants
+from draftproof.spec.ledger import PAUSED, RUNNING, WAITING
 from draftproof.spec.queue import dispatched
+from draftproof.spec.structural import writes_above, writes_within_reservation
 
 Facts = dict[str, Any]
 
@@ -85,7 +89,9 @@ def _in_the_ledger() -> tuple[Facts, Facts, Facts]:
     reserved = ledger.num_computed_tokens + num_new
     limit = ledger.num_tokens + awaited_at_most + drafts
     claims = {
-        "slots_below_reserved": end <= reserved,
+        "slots_below_reserved": writes_within_reservation(
+            frontier(before) + num_generated, num_new, reserved
+        ),
         "slots_below_known_and_awaited": z3.Implies(decoding, end <= limit),
         "reserved_below_known_and_awaited": z3.Implies(decoding, reserved <= limit),
     }
@@ -113,7 +119,7 @@ def _at_dispatch(this: Setting) -> tuple[Facts, Facts]:
         ledger.num_computed_tokens >= ledger.num_tokens - 1,
     )
     claims = {
-        "slots_below_reserved": end <= reserved,
+        "slots_below_reserved": writes_within_reservation(start, num_new, reserved),
         # So a drafter that writes K positions from there needs K slots more, and r further rounds that
         # the host has not scheduled stay below C + n + r(1 + K).
         "next_start_within_reserved": next_start <= reserved,
@@ -134,10 +140,15 @@ def _in_flight(this: Setting) -> tuple[Facts, Facts]:
     ledger, queue = this.before.ledger, this.queue
     any_step = integer("any_step")
     held = z3.And(ledger.status == RUNNING, queue.live(any_step))
-    end = this.tokens.write_start[any_step] + queue.num_tokens[any_step]
+    start, num_tokens = this.tokens.write_start[any_step], queue.num_tokens[any_step]
+    end = start + num_tokens
     reach = ledger.num_computed_tokens + ledger.num_trimmed_tokens
     return (
-        {"in_flight_below_computed_and_trimmed": z3.Implies(held, end <= reach)},
+        {
+            "in_flight_below_computed_and_trimmed": z3.Implies(
+                held, writes_within_reservation(start, num_tokens, reach)
+            )
+        },
         {
             "in_flight_below_computed": z3.Implies(held, end <= ledger.num_computed_tokens),
             "in_flight_one_slot_less": z3.Implies(held, end <= reach - 1),
@@ -145,8 +156,75 @@ def _in_flight(this: Setting) -> tuple[Facts, Facts]:
     )
 
 
+def _stopped(this: Setting) -> tuple[Facts, Facts, Facts]:
+    """A running request has stopped, trimmed or not: hypotheses, claims about what its later steps still
+    write, and a claim that is one slot too strong. `this` is a setting of `end_turn`, whose guard a finish
+    shares."""
+    (ledger, ghosts), queue = this.before, this.queue
+    any_step = integer("any_step")
+    still_writes = z3.And(ledger.status == RUNNING, queue.live(any_step))
+    start = this.tokens.write_start[any_step]
+    finished = step("finish", this.before, this.rules, Finish()).ledger
+    last_generated = ledger.num_tokens + ledger.num_trimmed_tokens - 1
+    kept = {
+        "stopped_writes_above_settled": ghosts.num_settled_tokens,
+        "stopped_writes_above_published": ledger.num_registered_tokens,
+        "finished_writes_above_published": finished.num_registered_tokens,
+        # The trimmed tokens are on the device still, and later steps follow them.
+        "stopped_writes_above_trimmed": last_generated,
+    }
+    facts = _state_only(this) | {"guard:stop_pending": this.facts["guard:stop_pending"]}
+    return (
+        facts,
+        {name: z3.Implies(still_writes, writes_above(start, number)) for name, number in kept.items()},
+        {"stopped_writes_one_slot_above": z3.Implies(still_writes, writes_above(start, last_generated + 1))},
+    )
+
+
+def _between_turns(this: Setting) -> Facts:
+    """The same in every state between a turn's end and the next turn's first step."""
+    ledger, queue, tokens = this.before.ledger, this.queue, this.tokens
+    any_step = integer("any_step")
+    still_writes = z3.And(
+        z3.Or(ledger.status == PAUSED, ledger.status == WAITING),
+        queue.in_flight(any_step),
+        any_step >= tokens.first_unfreed,
+        any_step < queue.first_live,
+    )
+    start = tokens.write_start[any_step]
+    return {
+        "between_turns_written_from_computed": z3.Implies(
+            still_writes, writes_above(start, ledger.num_computed_tokens)
+        ),
+        "between_turns_written_above_published": z3.Implies(
+            still_writes, writes_above(start, ledger.num_registered_tokens)
+        ),
+    }
+
+
+def _released(scope: Scope = EVERY_DEPTH) -> tuple[Facts, Facts, Facts]:
+    """When blocks may go to others, in every state, finished ones too: hypotheses, claims, and a claim that
+    is too strong."""
+    state, rules, queue = symbolic_state(), symbolic_rules(), symbolic_queue()
+    transfers, any_step = integer("num_pending_transfers"), integer("any_step")
+    facts = {f"rules:{index}": fact for index, fact in enumerate(rules_hold(rules))}
+    facts |= {f"invariant:{key}": fact for key, fact in invariants(state, rules).items()}
+    facts |= {f"queue:{key}": fact for key, fact in relation(state, rules, queue, scope).items()}
+    released = may_release(state.ledger, rules, transfers)
+    no_step = queue.head == queue.tail
+    return (
+        facts,
+        {
+            "released_only_without_steps": z3.Implies(released, z3.Not(queue.in_flight(any_step))),
+            "released_once_all_have_returned": z3.Implies(z3.And(no_step, transfers == 0), released),
+        },
+        {"released_once_nothing_is_live": z3.Implies(queue.oldest_live == queue.tail, released)},
+    )
+
+
 def _stale(this: Setting) -> tuple[Facts, Facts]:
-    """After a turn has ended, its steps still write, at C and above: those blocks are not free yet."""
+    """After a turn has ended, its steps still write, at C and above, and so above all that is published:
+    those blocks are not free yet."""
     queue, tokens = this.queue_after, this.tokens_after
     ledger = this.after.ledger
     any_step = integer("any_step")
@@ -156,7 +234,14 @@ def _stale(this: Setting) -> tuple[Facts, Facts]:
     start = tokens.write_start[any_step]
     end = start + queue.num_tokens[any_step]
     return (
-        {"ended_turn_written_from_computed": z3.Implies(still_writes, start >= ledger.num_computed_tokens)},
+        {
+            "ended_turn_written_from_computed": z3.Implies(
+                still_writes, writes_above(start, ledger.num_computed_tokens)
+            ),
+            "ended_turn_written_above_published": z3.Implies(
+                still_writes, writes_above(start, ledger.num_registered_tokens)
+            ),
+        },
         {"ended_turn_writes_nothing_above": z3.Implies(still_writes, end <= ledger.num_computed_tokens)},
     )
 
@@ -189,6 +274,9 @@ def obligations() -> list[Obligation]:
         ("T10/state", _state_only(scheduling), _in_flight(scheduling)[0]),
         ("T10/schedule", scheduling.facts, _at_dispatch(scheduling)[0]),
         ("T10/end_turn", ending.facts, _stale(ending)[0]),
+        ("T10/state", _state_only(scheduling), _between_turns(scheduling)),
+        ("T10/stopped", *_stopped(ending)[:2]),
+        ("T10/release", *_released()[:2]),
     ]
     found = [
         Obligation(f"{group}/{name}", "theorem", "T10", facts, goal, group)
@@ -210,6 +298,8 @@ SENTENCES = {
     "in_flight_below_computed": "After a trimmed stop, steps in flight write below C.",
     "in_flight_one_slot_less": "Steps in flight stay one slot below C + T.",
     "ended_turn_writes_nothing_above": "Once a turn has ended, nothing is written above C.",
+    "stopped_writes_one_slot_above": "After a trimmed stop, steps in flight write above N + T - 1 only.",
+    "released_once_nothing_is_live": "Blocks may go to others although stale steps are in flight.",
 }
 
 
@@ -217,10 +307,14 @@ def controls() -> list[Control]:
     """One slot less is refuted everywhere; counterexamples over a small pinned queue."""
     facts, _, too_strong = _in_the_ledger()
     scheduling, ending = _setting("schedule", 2), _setting("end_turn", 2)
+    stopped, _, one_slot_above = _stopped(ending)
+    any_state, _, too_early = _released(Scope(1))
     sources = [
         (facts, too_strong),
         (scheduling.facts, _at_dispatch(scheduling)[1]),
         (ending.facts, _in_flight(ending)[1] | _stale(ending)[1]),
+        (stopped, one_slot_above),
+        (any_state | pins(symbolic_queue(), 1), too_early),
     ]
     return [
         Control(
@@ -255,4 +349,8 @@ def _exactly_in_known_tokens(facts: Facts, goal: Any) -> list[Control]:
 def witnesses() -> dict[str, Facts]:
     """A pinned witness for each group over the queue."""
     found = {f"T10/{name}": _setting(name, depth_of(name)).facts for name in TRANSITIONS}
-    return found | {"T10/state": _state_only(_setting("schedule", 1))}
+    return found | {
+        "T10/state": _state_only(_setting("schedule", 1)),
+        "T10/stopped": _stopped(_setting("end_turn", 1))[0],
+        "T10/release": _released(Scope(1))[0] | pins(symbolic_queue(), 1),
+    }

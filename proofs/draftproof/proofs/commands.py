@@ -70,17 +70,15 @@ def _prove(options: argparse.Namespace) -> int:
     requirements.check()
     if options.fault:
         return _prove_fault(options.fault, options.json)
-    from draftproof.proofs import present, results, run
+    from draftproof.proofs import output, overview, present, results, run
 
     chosen = frozenset(names.theorem(name) for name in options.theorem)
-    tasks = run.obligation_tasks(chosen) if chosen else None
-    found = run.prove(tasks, quiet=options.json, full=options.full)
-    if chosen:
-        kept = [verdict for verdict in found.verdicts if verdict.theorem in chosen]
-        found = found._replace(verdicts=kept)
+    if chosen and (options.full or options.overview):
+        raise UserError("--full and --overview are about everything: leave the theorems out", 2)
     if options.overview:
-        from draftproof.proofs import output, overview
-
+        output.check_writable(options.overview)
+    found = run.prove(chosen, quiet=options.json, full=options.full)
+    if options.overview:
         output.write_text(options.overview, overview.render(found))
     if options.json:
         _print_json(results.summary(found))

@@ -27,11 +27,11 @@ from draftproof.spec.ghosts import Ghosts, State
 from draftproof.spec.guards import num_schedulable
 from draftproof.spec.invariants import frontier, invariants
 from draftproof.spec.ledger import RUNNING, Ledger, Rules
+from draftproof.spec.structural import equal, orders_agree, registered_between
 
 Code = Callable[..., Ledger]
 Claims = dict[str, Any]
 
-LEDGER_BUT_REGISTERED = tuple(field for field in Ledger._fields if field != "num_registered_tokens")
 SHARED_AFTER_A_TURN = tuple(
     field for field in Ledger._fields if field not in ("num_in_flight_tokens", "num_stale_tokens")
 )
@@ -78,11 +78,6 @@ def guard(name: str, state: State, rules: Rules, event: Event) -> Any:
     return z3.And(*guards.conditions(name, state, rules, event).values())
 
 
-def equal(first: Any, second: Any, fields: tuple[str, ...]) -> Any:
-    """Two records agree on the named fields."""
-    return z3.And(*[getattr(first, field) == getattr(second, field) for field in fields])
-
-
 def _assumed(name: str, orders: Orders) -> Claims:
     """Invariants before, and both guards before: the step is scheduled while the output is on its way."""
     sides = (("schedule", orders.schedule), (name, orders.output))
@@ -102,25 +97,21 @@ def _claims_of_output(orders: Orders) -> Claims:
     return {
         "host_order_enabled": guard("output", orders.scheduled, rules, orders.output),
         "device_order_enabled": guard("schedule", orders.settled, rules, orders.schedule),
-        "all_but_registered_equal": z3.And(
-            equal(host.ledger, device.ledger, LEDGER_BUT_REGISTERED),
-            equal(host.ghosts, device.ghosts, Ghosts._fields),
-        ),
+        "all_but_registered_equal": orders_agree(host, device),
         "frontier_is_last_known": z3.And(
             frontier(host) == num_tokens - 1, frontier(device) == device.ledger.num_tokens - 1
         ),
         # `registered` is what a hit or an earlier step had published; with a fence it may lie above `low`.
-        "registered_between": z3.And(
-            maximum(registered, low) <= on_host,
-            on_host <= on_device,
-            on_device <= maximum(registered, high),
+        "registered_between": registered_between(
+            host.ledger, device.ledger, maximum(registered, low), maximum(registered, high)
         ),
         "registered_between_without_fence": z3.Implies(
             rules.registration_fence == 0,
-            z3.And(
-                floor_to_block(num_tokens - 1, rules.block_size) <= on_host,
-                on_host <= on_device,
-                on_device <= floor_to_block(num_tokens, rules.block_size),
+            registered_between(
+                host.ledger,
+                device.ledger,
+                floor_to_block(num_tokens - 1, rules.block_size),
+                floor_to_block(num_tokens, rules.block_size),
             ),
         ),
         "registered_at_most_a_block_apart": on_device - on_host <= rules.block_size,
@@ -257,10 +248,7 @@ def _settled_round() -> list[Obligation]:
     claims = {
         "asynchronous_output_enabled": guard("output", sent[asynchronous], asynchronous, returned),
         "draft_enabled": guard("draft", undrafted, synchronous, redraft),
-        "all_but_registered_equal": z3.And(
-            equal(ahead.ledger, settled.ledger, LEDGER_BUT_REGISTERED),
-            equal(ahead.ghosts, settled.ghosts, Ghosts._fields),
-        ),
+        "all_but_registered_equal": orders_agree(ahead, settled),
         "registered_at_output": ahead.ledger.num_registered_tokens
         == maximum(settled.ledger.num_registered_tokens, registrable(ahead.ledger.num_tokens - 1, rules)),
         "nothing_awaited_after": z3.And(

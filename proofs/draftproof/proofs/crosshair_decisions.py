@@ -28,7 +28,7 @@ def block_is_not_empty(rules: Rules) -> bool:
 
 
 def something_is_known(ledger: Ledger) -> bool:
-    """A request knows at least one token (invariant `no_negative_counter`)."""
+    """A request knows at least one token (invariants `prompt_is_known` and `no_negative_counter`)."""
     return ledger.num_tokens >= 1
 
 

@@ -1,13 +1,14 @@
 """Every decision satisfies its relation, in every state the invariants allow; and what was stored is found.
 
-The same two solvers, all sizes symbolic. T13 composes two pieces of running code: a request finishes,
-then another one that starts with its tokens looks them up.
+The same two solvers, all sizes symbolic. T13 composes pieces of running code: a request stops and finishes,
+then another one that begins with its tokens looks them up. What is claimed is in `draftproof.spec.lookups`.
+The slots of T10 are claimed here of the running decision, after the running dispatch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import z3
 
@@ -15,17 +16,26 @@ from draftproof.impl import decisions as code_of
 from draftproof.proofs.carrier_z3 import (
     as_terms,
     rules_hold,
+    symbolic_event,
     symbolic_rules,
     symbolic_state,
     symbols,
 )
-from draftproof.proofs.induction import hypotheses, step
+from draftproof.proofs.controls import Control
+from draftproof.proofs.induction import Code, hypotheses, step
 from draftproof.proofs.obligations import Obligation
-from draftproof.spec.algebra import floor_to_block, maximum, minimum, where
+from draftproof.proofs.terms import integer
+from draftproof.spec import lookups
+from draftproof.spec.algebra import floor_to_block
 from draftproof.spec.decisions import ASSUMPTIONS, DECISIONS, RELATIONS, Metrics
 from draftproof.spec.events import Finish
-from draftproof.spec.invariants import invariants
-from draftproof.spec.ledger import RUNNING
+from draftproof.spec.ghosts import State
+from draftproof.spec.invariants import frontier, invariants
+from draftproof.spec.ledger import RUNNING, Rules
+from draftproof.spec.lookups import LookUp
+
+Facts = dict[str, Any]
+Decide = Callable[..., Any]
 
 
 def symbolic_inputs(name: str) -> Any:
@@ -37,10 +47,10 @@ def symbolic_inputs(name: str) -> Any:
     return inputs
 
 
-def decision_obligations(name: str, code: Callable[..., Any] | None = None) -> list[Obligation]:
+def decision_obligations(name: str, code: Decide | None = None) -> list[Obligation]:
     """Everything claimed about one decision; `code` replaces the running function (faults, mutants)."""
     state, rules, inputs = symbolic_state(), symbolic_rules(), symbolic_inputs(name)
-    run: Callable[..., Any] = code or code_of.FUNCTIONS[name]
+    run: Decide = code or code_of.FUNCTIONS[name]
     result = run(state.ledger, rules, *inputs)
     if isinstance(result, Metrics):
         result = as_terms(result)
@@ -53,55 +63,189 @@ def decision_obligations(name: str, code: Callable[..., Any] | None = None) -> l
     ]
 
 
-def store_then_look_up() -> list[Obligation]:
-    """T13: after a running request finished, a look-up of N tokens or more of the same sequence hits
-    exactly min(max(R, floor_B(W - fence)), floor_B(N' - 1)), less one block under the drop rule."""
+# ---- what was stored is found (T13), and all of it was stored (T4) ---------------------------------------
+
+
+class _Stored(NamedTuple):
+    """A running request that finishes, and a look-up afterwards."""
+
+    before: State
+    rules: Rules
+    after: State
+    look_up: LookUp
+    facts: Facts
+    """The hypotheses of the finish, and what any look-up is."""
+
+    @property
+    def chain(self) -> Facts:
+        """Assumed where something must be found: no eviction in between."""
+        fact = lookups.chain_is_found_whole(self.after, self.rules, self.look_up)
+        return {"assumed:chain_is_found_whole": fact}
+
+    @property
+    def only(self) -> Facts:
+        """Assumed where nothing else may be found."""
+        fact = lookups.only_the_chain_is_found(self.after, self.rules, self.look_up)
+        return {"assumed:only_the_chain_is_found": fact}
+
+    @property
+    def no_fence(self) -> Facts:
+        return {"no_fence": self.rules.registration_fence == 0}
+
+    @property
+    def longer(self) -> Facts:
+        return {"look_up:is_longer": self.look_up.num_tokens > self.before.ledger.num_tokens}
+
+
+def _stored(finish: Code | None = None, lookup_hit: Decide | None = None) -> _Stored:
     before, rules, event = symbolic_state(), symbolic_rules(), Finish()
-    after = step("finish", before, rules, event)
-    other = symbolic_state("other.")
-    drops_block = z3.Bool("drops_block")
-    stored = after.ledger.num_registered_tokens
-    hit = code_of.lookup_hit(other.ledger, rules, stored, drops_block)
-    settled = before.ghosts.num_settled_tokens
-    run = minimum(
-        maximum(
-            before.ledger.num_registered_tokens,
-            floor_to_block(maximum(settled - rules.registration_fence, 0), rules.block_size),
-        ),
-        floor_to_block(other.ledger.num_tokens - 1, rules.block_size),
+    after = step("finish", before, rules, event, finish)
+    find: Decide = lookup_hit or code_of.lookup_hit
+    other, matching = symbolic_state("other.").ledger, integer("num_matching_tokens")
+    keeps: Any = z3.BoolVal(False)
+    drops: Any = z3.BoolVal(True)
+    look_up = LookUp(
+        other.num_tokens,
+        matching,
+        find(other, rules, matching, keeps),
+        find(other, rules, matching, drops),
     )
-    closed_form = where(drops_block, maximum(run - rules.block_size, 0), run)
-    assumed = hypotheses("finish", before, rules, event)
-    assumed |= {
+    facts = hypotheses("finish", before, rules, event) | {
         "running": before.ledger.status == RUNNING,
-        "look_up_is_as_long": other.ledger.num_tokens >= before.ledger.num_tokens,
-        "no_fence": rules.registration_fence >= 0,
+        "look_up:knows_a_token": other.num_tokens >= 1,
+        "look_up:matches_whole_blocks": z3.And(
+            matching >= 0, matching == floor_to_block(matching, rules.block_size)
+        ),
     }
-    from_draft = before.ledger.num_trimmed_tokens > 0
-    last_is_settled = {**assumed, "idle": before.ghosts.num_awaited_samples == 0}
-    claims = [
-        ("hit_is_closed_form", assumed, hit == closed_form),
-        (
-            "settled_is_all_if_last_kept_was_a_draft",
-            last_is_settled,
-            settled == where(from_draft, before.ledger.num_tokens, before.ledger.num_tokens - 1),
-        ),
-        (
-            "longer_look_up_finds_every_settled_block",
-            {
-                **assumed,
-                "no_drop": z3.Not(drops_block),
-                "longer": other.ledger.num_tokens > before.ledger.num_tokens,
-            },
-            hit >= floor_to_block(maximum(settled - rules.registration_fence, 0), rules.block_size),
-        ),
-    ]
+    return _Stored(before, rules, after, look_up, facts)
+
+
+def _named(group: str, theorem: str, facts: Facts, goals: Facts) -> list[Obligation]:
     return [
-        Obligation(f"T13/{name}", "theorem", "T13", facts, goal, f"T13/{name}")
-        for name, facts, goal in claims
+        Obligation(f"{group}/{name}", "theorem", theorem, facts, goal, group) for name, goal in goals.items()
     ]
+
+
+def store_then_look_up(finish: Code | None = None, lookup_hit: Decide | None = None) -> list[Obligation]:
+    """T13, and T4 where it is exact; `finish` and `lookup_hit` replace the running functions."""
+    this = _stored(finish, lookup_hit)
+    before, rules, after, look_up, facts = this
+    exact = facts | this.no_fence
+    registered, settled = after.ledger.num_registered_tokens, before.ghosts.num_settled_tokens
+    closed = lookups.hit_is_closed_form(before, rules, look_up)
+    every = lookups.longer_finds_every_settled_block(before, rules, look_up)
+    return [
+        *_named(
+            "T4/finish",
+            "T4",
+            facts,
+            {"registers_the_settled": lookups.registers_the_settled(before, rules, after)},
+        ),
+        *_named(
+            "T4/finish_without_fence",
+            "T4",
+            exact,
+            {"registered_is_exact": registered == floor_to_block(settled, rules.block_size)},
+        ),
+        *_named(
+            "T13/any_cache",
+            "T13",
+            facts,
+            {"drop_costs_one_block": lookups.drop_costs_one_block(before, rules, look_up)},
+        ),
+        *_named("T13/may_be_used", "T13", facts | this.only, lookups.may_be_used(before, rules, look_up)),
+        *_named("T13/is_found", "T13", facts | this.chain, lookups.is_found(before, rules, look_up)),
+        *_named(
+            "T13/longer_look_up",
+            "T13",
+            exact | this.chain | this.longer,
+            {"finds_every_settled_block": every},
+        ),
+        *_named("T13/exact", "T13", exact | this.chain | this.only, {"hit_is_closed_form": closed}),
+    ]
+
+
+def stop_then_finish(finish: Code | None = None) -> list[Obligation]:
+    """T13 in terms of N: a running output stops the request, the running finish follows. Nothing but an
+    `end_turn` could come in between: every other guard asks for no stop, or for another status."""
+    before, rules, event = symbolic_state(), symbolic_rules(), symbolic_event("output")
+    stopped = step("output", before, rules, event)
+    after = step("finish", stopped, rules, Finish(), finish)
+    known = lookups.num_settled_at_stop(event, stopped)
+    facts = hypotheses("output", before, rules, event) | {"stops": event.stopped == 1}
+    exact = facts | {"no_fence": rules.registration_fence == 0}
+    settled = {"settled_is_all_if_the_last_kept_was_a_draft": stopped.ghosts.num_settled_tokens == known}
+    stored = after.ledger.num_registered_tokens == floor_to_block(known, rules.block_size)
+    return [
+        *_named("T13/stop", "T13", facts, settled),
+        *_named("T13/stop_without_fence", "T13", exact, {"stored_is_closed_form_of_known": stored}),
+    ]
+
+
+def reserve_for_dispatch(reserve: Decide | None = None) -> list[Obligation]:
+    """T10 of the running decision: asked right after the running dispatch, it covers what the step writes,
+    wherever between the frontier and C the device is, and the drafter's look-ahead beyond."""
+    before, rules, event = symbolic_state(), symbolic_rules(), symbolic_event("schedule")
+    after = step("schedule", before, rules, event)
+    num_generated, lookahead = integer("num_generated_in_flight"), integer("num_lookahead_tokens")
+    slots = (reserve or code_of.slots_to_reserve)(after.ledger, rules, lookahead)
+    end = frontier(before) + num_generated + event.num_new_tokens
+    facts = hypotheses("schedule", before, rules, event) | {
+        "device:generated": z3.And(num_generated >= 0, num_generated <= before.ghosts.num_awaited_samples),
+        "lookahead": lookahead >= 0,
+    }
+    return _named("T10/slots_to_reserve", "T10", facts, {"covers_the_step": end + lookahead <= slots})
 
 
 def obligations() -> list[Obligation]:
-    """All decisions, and T13."""
-    return [claim for name in DECISIONS for claim in decision_obligations(name)] + store_then_look_up()
+    """All decisions, what was stored is found, and the slots of a dispatch."""
+    found = [claim for name in DECISIONS for claim in decision_obligations(name)]
+    return found + store_then_look_up() + stop_then_finish() + reserve_for_dispatch()
+
+
+def controls() -> list[Control]:
+    """Each assumption of T13 dropped, and claims that go too far."""
+    this = _stored()
+    before, rules, after, look_up, facts = this
+    settled, hit = before.ghosts.num_settled_tokens, look_up.num_hit_tokens
+    closed = lookups.hit_is_closed_form(before, rules, look_up)
+    registered = after.ledger.num_registered_tokens
+    exact = registered == floor_to_block(settled, rules.block_size)
+    found = facts | this.chain | this.only
+    uses_all = z3.Implies(settled >= look_up.num_tokens, look_up.num_tokens - hit < rules.block_size)
+    assumptions = {
+        "evicted": (
+            "A look-up finds what was stored, evicted or not.",
+            facts,
+            lookups.is_found(before, rules, look_up)["less_than_a_block_is_missed"],
+        ),
+        "stored_by_others": (
+            "What a look-up finds was settled by the request that finished, whoever stored it.",
+            facts,
+            lookups.may_be_used(before, rules, look_up)["was_settled"],
+        ),
+        "closed_form_with_fence": ("The closed form holds whatever the fence.", found, closed),
+        "exact_with_fence": ("A finish registers floor_B(W) whatever the fence.", facts, exact),
+        "as_long": (
+            "A look-up of just the finished tokens finds every settled block.",
+            found | this.no_fence | {"as_long": look_up.num_tokens == before.ledger.num_tokens},
+            lookups.longer_finds_every_settled_block(before, rules, look_up),
+        ),
+    }
+    statements = {
+        "all_tokens_are_used": (
+            "A look-up may use all of its own tokens.",
+            found | this.no_fence,
+            uses_all,
+        ),
+        "drop_is_free": (
+            "The drop rule costs nothing.",
+            found | this.no_fence,
+            look_up.num_hit_tokens_with_drop == hit,
+        ),
+    }
+    return [
+        Control(f"T13/{name}", sentence, kind, _named(f"T13/control/{name}", "T13", assumed, {"goal": goal}))
+        for kind, table in (("assumption", assumptions), ("statement", statements))
+        for name, (sentence, assumed, goal) in table.items()
+    ]

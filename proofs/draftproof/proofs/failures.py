@@ -12,10 +12,24 @@ from typing import Any
 from draftproof.impl import accounting
 from draftproof.impl.contracts import format_changes, format_event, format_state, plain
 from draftproof.proofs.results import theorem_text
-from draftproof.spec import ghosts
-from draftproof.spec.events import BOOLEAN_ARGUMENTS, EVENTS
-from draftproof.spec.ghosts import Ghosts, State
-from draftproof.spec.ledger import STATUS_NAMES, Ledger, Rules
+from draftproof.spec import ghosts, textbook
+from draftproof.spec.events import BOOLEAN_ARGUMENTS, EVENT_SYMBOLS, EVENTS
+from draftproof.spec.ghosts import GHOST_SYMBOLS, Ghosts, State
+from draftproof.spec.ledger import STATUS_NAMES, SYMBOLS, Ledger, Rules
+
+MOST_VALUES = 24
+RULE_SYMBOLS = {
+    "num_speculative_tokens": "K",
+    "block_size": "B",
+    "asynchronous": "asynchronous",
+    "registration_fence": "fence",
+}
+LEGEND = (
+    "L prompt, N known tokens, C computed, P placeholders, F in flight, S stale, D drafts, R registered, "
+    "T trimmed, E stop pending, X registered at the last preemption; what is really so: Q samples awaited, "
+    "G prefill in flight, q prompt completes, V valid KV, W settled KV. Events: n tokens of the step, "
+    "d drafts, a accepted, k kept. K drafts at most, B block size."
+)
 
 
 def _value(counterexample: dict[str, str], name: str, boolean: bool) -> Any:
@@ -56,13 +70,22 @@ def concrete_step(
         Ledger(*code(before.ledger, rules, *event)), getattr(ghosts, transition)(before, rules, event)
     )
     mode = "asynchronous" if rules.asynchronous else "synchronous"
-    return (
+    lines = [
         f"{STATUS_NAMES[before.ledger.status]} request, {mode}, K {rules.num_speculative_tokens}, "
-        f"B {rules.block_size}, fence {rules.registration_fence}\n"
-        f"before: {format_state(before)}\n"
-        f"event:  {format_event(event, transition)}\n"
-        f"change: {format_changes(before, after)}"
-    )
+        f"B {rules.block_size}, fence {rules.registration_fence}",
+        f"before: {format_state(before)}",
+        f"event:  {format_event(event, transition)}",
+        f"change: {format_changes(before, after)}",
+    ]
+    expected = getattr(textbook, transition)(before.ledger, rules, *event)
+    wrong = [
+        f"{symbol} is {getattr(after.ledger, field)}, the textbook version says {getattr(expected, field)}"
+        for field, symbol in SYMBOLS.items()
+        if getattr(after.ledger, field) != getattr(expected, field)
+    ]
+    if wrong:
+        lines.append(f"wrong:  {'; '.join(wrong)}")
+    return "\n".join(lines)
 
 
 def describe(verdict: Any) -> str:
@@ -80,13 +103,24 @@ def describe(verdict: Any) -> str:
     if step:
         lines += [f"    {line}" for line in step.splitlines()]
     elif verdict.counterexample:
-        values = ", ".join(f"{key} {value}" for key, value in verdict.counterexample.items())
-        lines.append(f"    for example {values}")
+        lines.append(f"    for example {in_symbols(verdict.counterexample)}")
     return "\n".join(lines)
 
 
+def in_symbols(counterexample: dict[str, str]) -> str:
+    """A counterexample that is no single step, in the letters of the tables: `first N 2, first C 3, ...`."""
+    letters = SYMBOLS | GHOST_SYMBOLS | EVENT_SYMBOLS | RULE_SYMBOLS
+    words = []
+    for name, value in counterexample.items():
+        prefix, _, field = name.rpartition(".")
+        words.append(f"{prefix} {letters.get(field, field)} {value}".strip())
+    shown = ", ".join(words[:MOST_VALUES])
+    return shown + (f", and {len(words) - MOST_VALUES} more" if len(words) > MOST_VALUES else "")
+
+
 def order(verdict: Any) -> tuple[int, str]:
-    """Theorems first, then effects, then invariants and the rest: the most telling failure on top."""
-    kinds = ("theorem", "effect", "decision", "invariant")
-    rank = kinds.index(verdict.kind) if verdict.kind in kinds else len(kinds)
+    """Effects first, then theorems about one step, invariants, the rest: the most telling failure on top."""
+    kinds = ("effect", "theorem", "decision", "invariant")
+    is_a_step = verdict.name.partition("/")[0] in EVENTS or verdict.kind == "decision"
+    rank = kinds.index(verdict.kind) if is_a_step and verdict.kind in kinds else len(kinds)
     return rank, verdict.name

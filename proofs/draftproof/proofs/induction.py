@@ -73,7 +73,7 @@ def transition_obligations(name: str, code: Code | None = None) -> list[Obligati
 
 def base_obligations() -> list[Obligation]:
     """A request that has just arrived satisfies every invariant."""
-    num_prompt_tokens = z3.Int("num_prompt_tokens")
+    num_prompt_tokens: Any = z3.Int("num_prompt_tokens")
     rules = symbolic_rules()
     assumed = {f"rules:{index}": fact for index, fact in enumerate(rules_hold(rules))}
     assumed["prompt_is_not_empty"] = num_prompt_tokens >= 1

@@ -3,9 +3,9 @@
 Every integer sub-term of every transition's result is taken from the formula that the running code
 yields: the code has no branches, so a machine computes each of them. None leaves int32 if
 `max_model_len + J(1 + K)` and `J * max_num_batched_tokens` are below 2^31, where J steps may be
-undelivered over all lives. The products are symbols of their own here; that the sums stay below them is
-proved from the queue (`queue_bounds`). On a device all rows are computed and the wrong ones masked, so
-rows whose guard does not hold have bounds of their own.
+undelivered over all lives. The products are symbols of their own here; that the sums stay below them, and
+leave room for a step to be dispatched, is proved from the queue (`queue_bounds`). On a device all rows are
+computed and the wrong ones masked, so rows whose guard does not hold have bounds of their own.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from draftproof.spec.events import BOOLEAN_ARGUMENTS, EVENTS
 from draftproof.spec.ghosts import State
 from draftproof.spec.guards import num_schedulable
 from draftproof.spec.invariants import invariants, num_live_in_flight
-from draftproof.spec.ledger import Ledger, Rules
+from draftproof.spec.ledger import FINISHED, Ledger, Rules
+from draftproof.spec.structural import INT32_LIMIT as LIMIT
+from draftproof.spec.structural import fits_in_32_bits
 
 Facts = dict[str, Any]
 Code = Callable[..., Ledger]
 
-LIMIT = 2**31
 MAX_MODEL_LEN, MAX_BATCHED = integers("max_model_len max_num_batched_tokens")
 SAMPLES, TOKENS = integers("samples_of_max_steps tokens_of_max_steps")
 """J(1 + K) and J * max_num_batched_tokens."""
@@ -58,7 +59,7 @@ def fits(terms: list[Any]) -> Any:
     A machine rounds by way of the number of blocks, which then lies between 0 and what is rounded
     (`floor`, `number_of_blocks_within_tokens`).
     """
-    claims = [z3.And(term >= -LIMIT, term < LIMIT) for term in terms]
+    claims = [fits_in_32_bits(term) for term in terms]
     claims += [term.arg(0) >= 0 for term in terms if z3.is_app(term) and term.decl().eq(FLOOR)]
     return z3.And(claims)
 
@@ -70,6 +71,7 @@ def state_bounds(state: State, rules: Rules) -> Facts:
         "bound:known": ledger.num_tokens <= MAX_MODEL_LEN,
         "bound:in_flight": ledger.num_in_flight_tokens <= TOKENS,
         "bound:awaited": ghosts.num_awaited_samples + ledger.num_trimmed_tokens <= SAMPLES,
+        "bound:prefill_in_flight": ghosts.num_prefill_in_flight <= TOKENS,
         "bound:trimmed": ledger.num_trimmed_tokens <= rules.num_speculative_tokens,
         "bound:settled": ghosts.num_settled_tokens >= -TOKENS,
         "bound:registered_at_preemption": z3.And(
@@ -97,14 +99,18 @@ DESIGN = (MAX_MODEL_LEN + SAMPLES < LIMIT, TOKENS + FENCE < LIMIT)
 
 
 def event_bounds(name: str, before: State, rules: Rules, event: Any, after: State) -> Facts:
-    """What the host sees to: room for one more step, and a length that a stop keeps within the model's."""
+    """What the host sees to: step sizes, and a length that a stop keeps within the model's.
+
+    It also dispatches only while fewer than J steps are undelivered. Then the queue leaves room for one
+    step more (`queue_bounds`, `sum_leaves_room_for_one_step`).
+    """
     ledger, ghosts = before
     if name == "schedule":
         one_step = 1 + rules.num_speculative_tokens
         return {
             "host:step": event.num_new_tokens <= MAX_BATCHED,
-            "host:room_for_samples": ghosts.num_awaited_samples <= SAMPLES - one_step,
-            "host:room_for_tokens": ledger.num_in_flight_tokens <= TOKENS - MAX_BATCHED,
+            "queue:room_for_samples": ghosts.num_awaited_samples <= SAMPLES - one_step,
+            "queue:room_for_tokens": ledger.num_in_flight_tokens <= TOKENS - MAX_BATCHED,
         }
     facts = {}
     if name in ("output", "stale_output", "fold"):
@@ -198,7 +204,10 @@ def row_obligations(
 
 
 def _kept_bounds() -> list[Obligation]:
-    """The two bounds of a row that the queue does not give are kept by every transition."""
+    """The bounds of a row that the queue does not give are kept by every transition.
+
+    Of what is awaited it gives none for a finished request, which keeps its last Q and G.
+    """
     found = []
     for name in EVENTS:
         before, rules, event = symbolic_state(), symbolic_rules(), symbolic_event(name)
@@ -209,8 +218,11 @@ def _kept_bounds() -> list[Obligation]:
         group = f"T11/bound/{name}"
         found += [
             Obligation(f"{group}/{key.removeprefix('bound:')}", "integers", "T11", facts, kept[key], group)
-            for key in ("bound:registered_at_preemption", "bound:settled")
+            for key in ("bound:registered_at_preemption", "bound:settled", "bound:prefill_in_flight")
         ]
+        awaited = z3.Implies(after.ledger.status == FINISHED, kept["bound:awaited"])
+        path = f"{group}/awaited_when_finished"
+        found.append(Obligation(path, "integers", "T11", facts, awaited, group))
     return found
 
 
@@ -234,7 +246,7 @@ def _one_life_bounds(state: State, rules: Rules) -> Facts:
 def _one_life_limits(name: str, before: State, rules: Rules, event: Any, after: State) -> Facts:
     facts = event_bounds(name, before, rules, event, after)
     if name == "schedule":
-        facts["host:room_for_tokens"] = num_live_in_flight(before.ledger) <= TOKENS - MAX_BATCHED
+        facts["queue:room_for_tokens"] = num_live_in_flight(before.ledger) <= TOKENS - MAX_BATCHED
     return facts
 
 

@@ -91,7 +91,7 @@ def judge(mutant: Mutant) -> Judgement:
             refuted = any("sat" in found for found in verdicts.values())
             equal.append("sat" if refuted else ask_z3(formulas(same)).verdict)
             if equal[-1] == "unsat":
-                needed += needed_hypotheses(same)
+                needed += needed_hypotheses(same) or ()
     except IllFormed:
         return Judgement(mutant, "ill-formed", (), ())
     killed_by = tuple(defence for defence in DEFENCES if "sat" in verdicts[defence])

@@ -2,41 +2,27 @@
 
 An invariant that nothing needs would be decoration, and an effect that the others imply would say the
 same thing twice. The unit is one conjunct of a named invariant: `no_negative_counter` has several. It is
-left out of the hypotheses *and* of the claims, so that it does not count as needing itself. The few that
-follow from the rest are listed with the reason why (`IMPLIED_INVARIANTS`, `IMPLIED_EFFECTS`), are proved
-to follow, and are left out of all other proofs here. Only z3 is asked: a counterexample is evidence by
-itself, and what it cannot decide counts as no evidence.
+left out of the hypotheses *and* of the claims, so that it does not count as needing itself. One that
+follows from the others is not needed by anything, and shows as such. Only z3 is asked: a counterexample
+is evidence by itself, and what it cannot decide counts as no evidence.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import z3
 
-from draftproof.proofs import commutation, decisions, integers, refinement_tokens, sessions
-from draftproof.proofs.carrier_z3 import floor_facts, rules_hold, symbolic_rules, symbolic_state
+from draftproof.proofs import capacity, commutation, decisions, integers, sessions
+from draftproof.proofs.carrier_z3 import floor_facts
 from draftproof.proofs.completeness import RESULTS, results
 from draftproof.proofs.induction import transition_obligations
 from draftproof.proofs.obligations import Obligation
+from draftproof.proofs.quick import refinements_of_small_queues
 from draftproof.proofs.solvers import ask_z3
 from draftproof.spec.events import EVENTS
-from draftproof.spec.invariants import invariants
-
-IMPLIED_INVARIANTS: dict[str, str] = {
-    "no_negative_counter#1": "N is at least L, which is at least 1",
-    "stale_is_in_flight": "live in-flight work is prefill and samples, less one that is both: never negative",
-    "nothing_registered_without_kv": "what is registered is valid, and without computed tokens nothing is",
-}
-"""Conjuncts that follow from the other invariants. They stay because they are what a reader looks for."""
-
-IMPLIED_EFFECTS: dict[tuple[str, str], str] = {
-    ("schedule", "counted_as_computed"): "C is the frontier and the awaited samples, which the ghosts tell",
-    ("schedule", "frontier"): "the frontier is C less the awaited samples, which the ghosts tell",
-    ("output", "kept_were_scheduled"): "it speaks about the event alone, which the queue facts determine",
-}
-"""Effects that follow from the other effects of their transition. The first two imply each other."""
 
 
 def _formula(value: Any) -> Any:
@@ -44,17 +30,20 @@ def _formula(value: Any) -> Any:
 
 
 def conjuncts(name: str, formula: Any) -> dict[str, Any]:
-    """The parts of a conjunction, however nested, as `name#1`, `name#2`, ...; a single part as `name`."""
-    parts: list[Any] = []
+    """The parts of a conjunction, however nested, as `name#1`, `name#2`, ...; a single part as `name`.
 
-    def split(part: Any) -> None:
+    What implies several things, or is an alternative to them, is taken apart too: it implies each.
+    """
+
+    def split(part: Any) -> list[Any]:
         if z3.is_and(part):
-            for child in part.children():
-                split(child)
-        else:
-            parts.append(part)
+            return [piece for child in part.children() for piece in split(child)]
+        if z3.is_or(part):
+            choices = itertools.product(*(split(child) for child in part.children()))
+            return [z3.Or(*choice) for choice in choices]
+        return [part]
 
-    split(_formula(formula))
+    parts = split(_formula(formula))
     return {name: parts[0]} if len(parts) == 1 else {f"{name}#{n}": part for n, part in enumerate(parts, 1)}
 
 
@@ -68,7 +57,7 @@ class Group(NamedTuple):
 
 
 def grouped(claims: Iterable[Obligation]) -> list[Group]:
-    """The claims by hypotheses, without the implied invariants."""
+    """The claims by hypotheses."""
     found: dict[tuple[str, ...], list[Obligation]] = {}
     for claim in claims:
         found.setdefault((claim.assumption_group, *claim.hypotheses), []).append(claim)
@@ -80,12 +69,12 @@ def _induction() -> list[Group]:
 
 
 def _other_theorems() -> list[Group]:
-    modules = (decisions, sessions, commutation, integers)
+    modules = (decisions, sessions, commutation, capacity, integers)
     return grouped(claim for module in modules for claim in module.obligations())
 
 
 def _refinement() -> list[Group]:
-    return grouped(refinement_tokens.obligations())
+    return grouped(refinements_of_small_queues())
 
 
 LATER_TIERS: tuple[Callable[[], list[Group]], ...] = (_other_theorems, _refinement)
@@ -108,10 +97,7 @@ def _split(claims: list[Obligation]) -> tuple[dict[str, Any], dict[str, Any]]:
     for claim in claims:
         is_invariant = claim.kind == "invariant" and _unit(claim.name)
         goals |= conjuncts(claim.name, claim.goal) if is_invariant else {claim.name: _formula(claim.goal)}
-    return tuple(  # type: ignore[return-value]
-        {name: formula for name, formula in facts.items() if _unit(name) not in IMPLIED_INVARIANTS}
-        for facts in (assumed, goals)
-    )
+    return assumed, goals
 
 
 def failing(group: Group, unit: str) -> list[str]:
@@ -133,7 +119,7 @@ def failing(group: Group, unit: str) -> list[str]:
 
 
 def invariant_units() -> list[str]:
-    """Every conjunct of every invariant, but for the implied ones."""
+    """Every conjunct of every invariant."""
     return [unit for name in _induction()[0].hypotheses if (unit := _unit(name))]
 
 
@@ -150,22 +136,8 @@ def needed_by() -> dict[str, list[str]]:
     return found
 
 
-def implication_obligations() -> list[Obligation]:
-    """Every implied invariant follows from the others."""
-    state, rules = symbolic_state(), symbolic_rules()
-    units: dict[str, Any] = {}
-    for name, fact in invariants(state, rules).items():
-        units |= conjuncts(name, fact)
-    others = {name: fact for name, fact in units.items() if name not in IMPLIED_INVARIANTS}
-    others |= {f"rules:{index}": fact for index, fact in enumerate(rules_hold(rules))}
-    return [
-        Obligation(f"implied/{name}", "invariant", "invariants", others, units[name], "implied")
-        for name in IMPLIED_INVARIANTS
-    ]
-
-
 def implied_effects() -> list[tuple[str, str]]:
-    """The effects, by transition and name, without which the others still determine every field."""
+    """The effects, by transition and name, without which the others still determine every field: none."""
     return [(name, effect) for name in EVENTS for effect in _implied(name)]
 
 

@@ -67,7 +67,6 @@ class Impossible(NamedTuple):
 HAS_STOPPED = (
     "invariants/stop_pending_shape*",
     "invariants/paused_keeps_all_but_one",
-    "invariants/paused_drops_late_output",
     "guards/end_turn",
     "guards/fold",
     "guards/finish",
@@ -76,13 +75,9 @@ IS_PREEMPTED = (
     "invariants/preempted_has_no_kv",
     "invariants/late_output_is_delivered_while_preempted",
     "effects/stale_output/delivered",
+    "guards/stale_output/stop_needs_a_delivered_token",
 )
-HAS_NO_KV = ("invariants/nothing_registered_without_kv", "effects/admit/hit_counts_as_computed")
-HAS_DROPPED_WORK = (
-    "effects/preempt/dropped_stays_dropped",
-    "effects/stale_output/dropped",
-    "guards/stale_output",
-)
+HAS_NO_KV = "effects/admit/hit_counts_as_computed"
 
 IMPOSSIBLE: tuple[Impossible, ...] = (
     Impossible(
@@ -90,6 +85,8 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
             "invariants/one_completing_sample_when_synchronous",
             "invariants/stop_pending_shape#2",
             "theorems/_exit_registers_settled#2",
+            "guards/schedulable",
+            "guards/_output_facts/one_sampling_step_when_synchronous",
         ),
         "the premise asks for synchronous scheduling",
         asynchronous=True,
@@ -109,6 +106,8 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
             "invariants/one_completing_sample_when_synchronous",
             "invariants/no_drafts_before_decode",
             "guards/chunk_output",
+            "guards/_chunk_output_facts/completing_step_returns_last",
+            "guards/_output_facts/completing_step_as_dispatched",
         ),
         "prefill in flight, or a known token before the last one not yet computed, is prefill",
         prefill=False,
@@ -122,6 +121,20 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         ("guards/draft",),
         "asynchronously drafts stay on the device, and the host reserves K",
         asynchronous=True,
+    ),
+    Impossible(
+        (
+            "guards/output/only_a_stop_trims",
+            "guards/_output_facts/decode_step_as_dispatched",
+            "guards/_output_facts/one_sampling_step_when_synchronous",
+        ),
+        "steps return in order: a decode step, the only one with drafts, comes when all prefill has returned",
+        prefill=True,
+    ),
+    Impossible(
+        ("guards/output/only_a_stop_trims",),
+        "an output that trims is a trim, its own included",
+        trimmed=False,
     ),
     Impossible(
         ("invariants/trim_awaits_its_stop",), "a trim in the ledger is a trim in the past", trimmed=False
@@ -149,13 +162,9 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         prefill=False,
     ),
     Impossible(
-        ("invariants/paused_drops_late_output",),
-        "synchronously the step that samples is the last one in flight, so a stop leaves none behind",
-        asynchronous=False,
-    ),
-    Impossible(
-        HAS_DROPPED_WORK,
-        "synchronously only a preemption leaves work of an earlier life in flight",
+        ("effects/preempt/dropped_stays_dropped",),
+        "synchronously a stop leaves nothing in flight, so what a running request has left over from an "
+        "earlier life is from before a preemption",
         asynchronous=False,
         preempted=False,
     ),
@@ -163,15 +172,18 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         IS_PREEMPTED, "only a preemption leaves output behind that is still delivered", preempted=False
     ),
     Impossible(
-        (*IS_PREEMPTED, *HAS_NO_KV),
+        (*IS_PREEMPTED, HAS_NO_KV),
         "without KV only a request of one token is in decode, and no output of it has come, let alone a stop",
         prefill=False,
         trimmed=True,
     ),
     Impossible(
-        HAS_NO_KV,
+        (HAS_NO_KV,),
         "after an output some KV is there, until a preemption takes it",
         trimmed=True,
         preempted=False,
     ),
 )
+
+NEEDS_NO_FENCE = frozenset({"theorems/_exit_registers_settled#2", "theorems/turn_end_registers_all_kept#2"})
+"""Antecedents that cannot hold under rules with a drafter's fence: their premise asks for none."""

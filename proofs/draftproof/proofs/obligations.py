@@ -8,7 +8,6 @@ neither ever counts as proved. Whether the hypotheses can be met at all is decid
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import z3
@@ -103,6 +102,27 @@ def counterexample(model: Any) -> dict[str, str]:
     }
 
 
+def small_model(asked: list[Any], model: Any, resources: int = Z3_RESOURCES) -> Any:
+    """A counterexample with small numbers if there is one: a person has to read it."""
+    integers = [
+        declaration()
+        for declaration in model.decls()
+        if declaration.arity() == 0 and z3.is_int(declaration())
+    ]
+    named = {str(integer): integer for integer in integers}
+    # A step of real life has at most K drafts (R1); without the hint the smallest K is 0.
+    lifelike = []
+    if {"event.num_drafts", "num_speculative_tokens"} <= set(named):
+        lifelike = [named["event.num_drafts"] <= named["num_speculative_tokens"]]
+    for hint in (lifelike, []):
+        for limit in (4, 8, 16, 64):
+            bounds = [z3.And(integer >= -limit, integer <= limit) for integer in integers]
+            answer = ask_z3([*asked, *bounds, *hint], resources)
+            if answer.model is not None:
+                return answer.model
+    return model
+
+
 def decide(
     obligation: Obligation, z3_resources: int = Z3_RESOURCES, cvc5_resources: int = CVC5_RESOURCES
 ) -> Verdict:
@@ -119,7 +139,7 @@ def decide(
         cvc5=second.verdict,
         z3_seconds=first.seconds,
         cvc5_seconds=second.seconds,
-        counterexample=counterexample(first.model) if first.model is not None else {},
+        counterexample=counterexample(small_model(asked, first.model)) if first.model is not None else {},
     )
 
 
@@ -129,15 +149,18 @@ def satisfiable(hypotheses: dict[str, Any]) -> bool:
     return ask_z3(stated + floor_facts(stated)).verdict == "sat"
 
 
-def needed_hypotheses(obligation: Obligation) -> tuple[str, ...]:
-    """A minimal set of named hypotheses from which z3 still proves the goal (an unsat core, shrunk)."""
+def needed_hypotheses(obligation: Obligation, minimal: bool = True) -> tuple[str, ...] | None:
+    """Named hypotheses from which z3 proves the goal (an unsat core); None if it does not prove it.
+
+    `minimal` shrinks the core until nothing in it can go, which takes long where there are quantifiers.
+    """
     stated = {name: _formula(fact) for name, fact in obligation.hypotheses.items()}
     goal = z3.Not(_formula(obligation.goal))
     facts = floor_facts([*stated.values(), goal])
     solver = z3.Solver()
     solver.set("rlimit", Z3_RESOURCES)
     solver.set("unsat_core", True)
-    solver.set("core.minimize", True)
+    solver.set("core.minimize", minimal)
     solver.add(goal, *facts)
     markers = {}
     for name, fact in stated.items():
@@ -145,9 +168,6 @@ def needed_hypotheses(obligation: Obligation) -> tuple[str, ...]:
         markers[str(marker)] = name
         solver.assert_and_track(fact, marker)
     if str(solver.check()) != "unsat":
-        return ()
+        return None
     core = {str(marker) for marker in solver.unsat_core()}
     return tuple(markers[marker] for marker in markers if marker in core)
-
-
-Builder = Callable[[], list[Obligation]]

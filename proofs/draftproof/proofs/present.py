@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from draftproof.proofs.failures import describe, order
+from draftproof.proofs.failures import LEGEND, describe, order
 from draftproof.proofs.results import Run, passed, summary, theorem_rows
 
 MOST_FAILURES = 6
+WIDTH_IN_A_PIPE = 110
 
 
 def mark(good: bool) -> str:
@@ -20,11 +23,14 @@ def mark(good: bool) -> str:
 
 def theorem_table(run: Run) -> Table:
     """One row per theorem."""
-    table = Table(title="What is proved, for every size", title_justify="left", expand=False)
+    table = Table(
+        title="What is proved, for every size (needs: invariants used)", title_justify="left", box=box.SIMPLE
+    )
     table.add_column("", no_wrap=True)
-    table.add_column("theorem", overflow="fold")
+    table.add_column("theorem", min_width=26)
     table.add_column("verdict", no_wrap=True)
     table.add_column("obligations", justify="right")
+    table.add_column("needs", justify="right")
     table.add_column("z3", justify="right")
     table.add_column("cvc5", justify="right")
     for row in theorem_rows(run):
@@ -33,6 +39,7 @@ def theorem_table(run: Run) -> Table:
             row["name"],
             mark(row["outcome"] == "proved"),
             str(row["obligations"]),
+            str(len(row["needs"]) or ""),
             f"{row['z3_seconds']:.2f} s",
             f"{row['cvc5_seconds']:.2f} s",
         )
@@ -43,7 +50,7 @@ def check_table(run: Run) -> Table:
     """One row per kind of check, with what passed of how many."""
     shown = summary(run, details=False)
     obligations = shown["obligations"]
-    table = Table(title="How it was checked", title_justify="left")
+    table = Table(title="How it was checked", title_justify="left", box=box.SIMPLE)
     table.add_column("check")
     table.add_column("passed", justify="right")
     table.add_column("of", justify="right")
@@ -101,6 +108,8 @@ def check_table(run: Run) -> Table:
                 "one for each target, so that its silence would be noticed",
             )
         )
+    if run.only:
+        rows = rows[:1]
     for name, good, total, note in rows:
         colour = "green" if good == total else "bold red"
         table.add_row(name, f"[{colour}]{good}[/]", str(total), note)
@@ -111,6 +120,8 @@ def failure_lines(run: Run) -> list[str]:
     """Everything that did not pass, the most telling first."""
     failed = sorted((verdict for verdict in run.verdicts if verdict.outcome != "proved"), key=order)
     lines = [describe(verdict) for verdict in failed[:MOST_FAILURES]]
+    if lines:
+        lines.insert(0, LEGEND)
     if len(failed) > MOST_FAILURES:
         names = ", ".join(verdict.name for verdict in failed[MOST_FAILURES : MOST_FAILURES + 8])
         lines.append(f"{len(failed) - MOST_FAILURES} more obligations failed: {names} ...")
@@ -128,7 +139,13 @@ def failure_lines(run: Run) -> list[str]:
     ]
     if run.coverage is not None:
         lines += [f"no reachable state meets the antecedent {missing}" for missing in run.coverage.missing]
-    unfound = [verdict for verdict in run.faults if not verdict.found]
+    moved = [verdict.name for verdict in run.faults if not verdict.found and "source moved" in verdict.detail]
+    if moved:
+        lines.append(
+            f"{len(moved)} faults could not be put back, because the code that they change was edited "
+            f"({', '.join(moved[:3])}{' ...' if len(moved) > 3 else ''}): mend the proofs, then the faults"
+        )
+    unfound = [verdict for verdict in run.faults if not verdict.found and verdict.name not in moved]
     lines += [f"fault {verdict.name} was not found: {verdict.detail}" for verdict in unfound[:MOST_FAILURES]]
     if len(unfound) > MOST_FAILURES:
         lines.append(f"{len(unfound) - MOST_FAILURES} more faults were not found")
@@ -144,13 +161,19 @@ def failure_lines(run: Run) -> list[str]:
         for mutant in run.crosshair_mutants
         if not mutant.refuted
     ]
+    lines += [f"z3 finds no core for {name}" for _, name, core in run.needs if core is None]
+    lines += [
+        f"{row['key']}, {row['name']}: nothing is claimed, so nothing is proved"
+        for row in theorem_rows(run)
+        if not row["obligations"]
+    ]
     lines += [f"not carried out: {sentence}" for sentence in run.broken]
     return lines
 
 
 def show(run: Run, console: Console | None = None) -> None:
     """Print the tables, then what failed, then one sentence."""
-    console = console or Console()
+    console = console or Console(width=None if sys.stdout.isatty() else WIDTH_IN_A_PIPE)
     console.print(theorem_table(run))
     console.print()
     console.print(check_table(run))
@@ -160,11 +183,17 @@ def show(run: Run, console: Console | None = None) -> None:
         console.print(line, markup=False, highlight=False)
     console.print()
     verdict: dict[str, Any] = summary(run, details=False)
-    if passed(run):
+    if passed(run) and run.only:
+        console.print(
+            f"[bold green]Proved:[/] {', '.join(sorted(run.only))}, {verdict['obligations']['proved']} "
+            f"obligations, in {run.seconds:.0f} s. A partial run: CrossHair, controls, witnesses, faults and "
+            "the other theorems were not asked. `draftproof prove` asks everything."
+        )
+    elif passed(run):
         console.print(
             f"[bold green]Proved:[/] {verdict['theorems']['proved']} of {verdict['theorems']['total']} "
             f"theorems, {verdict['obligations']['proved']} obligations, in {run.seconds:.0f} s. "
             "What that means, and what it does not: docs/what-the-proofs-mean.md"
         )
     else:
-        console.print(f"[bold red]Not proved.[/] {len(lines)} findings above, after {run.seconds:.0f} s.")
+        console.print(f"[bold red]Not proved[/] (see above), after {run.seconds:.0f} s.")

@@ -1,9 +1,11 @@
 """How large can the sums over the queue become? What T11 (machine integers) takes from the queue.
 
 With at most J undelivered steps over all lives, each of at most `max_num_batched_tokens` tokens and K
-drafts: F <= J * max_num_batched_tokens, Q + T <= J(1 + K) and T <= K. The queue is of any depth; the
-products stay outside the quantifiers, as functions of the number of steps that are known by their step
-equations only. The multiplications themselves are settled once, in the `arithmetic` obligations.
+drafts: F <= J * max_num_batched_tokens, Q + T <= J(1 + K) and T <= K; and with fewer than J undelivered
+there is room for one more step in each. A finished request keeps its last Q, whose bound T11 carries on
+(`integers`). The queue is of any depth; the products stay outside the quantifiers, as functions of the
+number of steps that are known by their step equations only. The multiplications themselves are settled
+once, in the `arithmetic` obligations.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from draftproof.proofs.refinement_queue import assumed
 from draftproof.proofs.terms import function, integer, integers
 from draftproof.spec.events import EVENTS
 from draftproof.spec.ghosts import State, initial_state
-from draftproof.spec.ledger import Ledger, Rules
+from draftproof.spec.ledger import FINISHED, Ledger, Rules
 
 Facts = dict[str, Any]
 Code = Callable[..., Ledger]
@@ -50,20 +52,16 @@ def within_bounds(state: State, rules: Rules, queue: Queue, scope: Scope = EVERY
             ),
         )
 
-    def stretch(first: Any, second: Any) -> Any:
-        return z3.Implies(
+    def stretch(before: Any, bound: Any) -> Callable[[Any, Any], Any]:
+        return lambda first, second: z3.Implies(
             z3.And(first >= queue.head, second <= queue.tail),
-            z3.And(
-                queue.tokens_before[second] - queue.tokens_before[first]
-                <= TOKENS_OF_STEPS(second) - TOKENS_OF_STEPS(first),
-                queue.samples_before[second] - queue.samples_before[first]
-                <= SAMPLES_OF_STEPS(second) - SAMPLES_OF_STEPS(first),
-            ),
+            before[second] - before[first] <= bound(second) - bound(first),
         )
 
     return {
         "steps": scope.each(step_size),
-        "stretches": scope.pairs(stretch),
+        "tokens_of_stretches": scope.pairs(stretch(queue.tokens_before, TOKENS_OF_STEPS)),
+        "samples_of_stretches": scope.pairs(stretch(queue.samples_before, SAMPLES_OF_STEPS)),
         "undelivered": num_undelivered <= MAX_STEPS,
         "trimmed": num_trimmed <= rules.num_speculative_tokens,
         # The step that was trimmed has returned, and a stopped request is not scheduled again.
@@ -123,18 +121,26 @@ def _base_obligations() -> list[Obligation]:
 
 
 def _consequences() -> list[Obligation]:
-    """What the bounds say about the ledger's own sums."""
-    before, _, _, queue, facts = _hypotheses("output", EVERY_DEPTH)
+    """What the bounds say about the ledger's own sums, in every state."""
+    before, queue, facts = _state_only(EVERY_DEPTH)
     head, tail = queue.head, queue.tail
-    group = "R1/bounds/output"
+    awaited = before.ghosts.num_awaited_samples <= SAMPLES_OF_STEPS(tail) - SAMPLES_OF_STEPS(head)
+    group = "R1/bounds/state"
     claims = {
         "in_flight": before.ledger.num_in_flight_tokens <= TOKENS_OF_STEPS(tail) - TOKENS_OF_STEPS(head),
-        "awaited": before.ghosts.num_awaited_samples <= SAMPLES_OF_STEPS(tail) - SAMPLES_OF_STEPS(head),
+        "awaited": z3.Implies(before.ledger.status != FINISHED, awaited),
     }
     return [
         Obligation(f"{group}/sum_{name}", "refinement", "R1", facts, goal, group)
         for name, goal in claims.items()
     ]
+
+
+def _state_only(scope: Scope) -> tuple[State, Queue, Facts]:
+    """The hypotheses about a state, without those about an event."""
+    before, _, _, queue, facts = _hypotheses("draft", scope)
+    about_state = ("rules:", "invariant:", "queue:", "bounds:")
+    return before, queue, {key: fact for key, fact in facts.items() if key.startswith(about_state)}
 
 
 def _arithmetic() -> list[Obligation]:
@@ -148,6 +154,11 @@ def _arithmetic() -> list[Obligation]:
         "sum_within_product": (
             {**some, "sum": total <= (steps + undelivered) * size - steps * size},
             total <= MAX_STEPS * size,
+        ),
+        # What a dispatch finds: fewer than J undelivered, and so at most J - 1.
+        "sum_leaves_room_for_one_step": (
+            {**some, "fewer": undelivered < MAX_STEPS, "sum": total <= undelivered * size},
+            total <= MAX_STEPS * size - size,
         ),
         "sum_and_trimmed_within_product": (
             {
@@ -180,12 +191,21 @@ def witnesses() -> dict[str, Facts]:
         depth = 0 if name == "draft" else 1
         queue, facts = _hypotheses(name, Scope(depth))[3:]
         found[f"R1/bounds/{name}"] = facts | pins(queue, depth)
-    return found
+    queue, facts = _state_only(Scope(1))[1:]
+    return found | {"R1/bounds/state": facts | pins(queue, 1)}
 
 
 def controls() -> list[Control]:
     """The bounds rest on the host's limits."""
+    room = next(claim for claim in _arithmetic() if claim.name.endswith("leaves_room_for_one_step"))
+    full = {key: fact for key, fact in room.hypotheses.items() if key != "fewer"}
     return [
+        Control(
+            "R1/bounds_without_room",
+            "There is room for one step more although J steps are undelivered.",
+            "assumption",
+            [room._replace(name="R1/control/room", hypotheses=full)],
+        ),
         Control(
             "R1/bounds_without_limits",
             "The queue's sums stay bounded although the host limits neither step size nor steps in flight.",
@@ -194,5 +214,5 @@ def controls() -> list[Control]:
                 obligation._replace(name=f"R1/control/{obligation.name}")
                 for obligation in _transition_obligations("schedule", Scope(1), limits=False)
             ],
-        )
+        ),
     ]

@@ -2,8 +2,8 @@
 
 The queue is four arrays over step numbers (tokens, drafts, prefill, completes the prompt) and, for each
 sum that a ghost keeps, the array of its prefix sums. Steps `head` to `tail - 1` have not returned; those
-below `first_live` belong to an earlier life. What a dispatch appends is `spec.queue.dispatched`, the
-function that trace search runs.
+below `first_live` belong to an earlier life, an ended turn, or a request that has left. What a dispatch
+appends is `spec.queue.dispatched`, the function that trace search runs.
 
 "For every step" is a quantifier for the proofs; for counterexamples and witnesses the queue is pinned
 to a small depth and the same sentences are written out step by step (`Scope`).
@@ -21,7 +21,7 @@ from draftproof.proofs.terms import array, choose, integer, integers
 from draftproof.spec.algebra import both, where
 from draftproof.spec.events import ChunkOutput, Output, Schedule, StaleOutput
 from draftproof.spec.ghosts import State
-from draftproof.spec.ledger import Rules
+from draftproof.spec.ledger import FINISHED, Rules
 from draftproof.spec.queue import dispatched
 
 Facts = dict[str, Any]
@@ -185,14 +185,16 @@ def relation(state: State, rules: Rules, queue: Queue, scope: Scope = EVERY_DEPT
     def last_when_synchronous(step: Any) -> Any:
         return z3.Implies(z3.And(queue.live(step), queue.samples(step)), step == tail - 1)
 
+    finished = ledger.status == FINISHED
     stale = queue.tokens_before[queue.first_live] - queue.tokens_before[head]
     return {
         "ends_in_order": z3.And(head <= tail, queue.first_live <= tail),
         "in_flight": ledger.num_in_flight_tokens == queue.tokens_before[tail] - queue.tokens_before[head],
         "stale": ledger.num_stale_tokens == choose(queue.first_live >= head, stale, 0),
-        "awaited": ghosts.num_awaited_samples == live_sum(queue.samples_before),
-        "prefill_in_flight": ghosts.num_prefill_in_flight == live_sum(queue.prefill_before),
-        "completes_prompt": ghosts.completes_prompt == live_sum(queue.completions_before),
+        # A finished request keeps its last ghosts, although nothing of it is live any more.
+        "awaited": z3.Or(finished, ghosts.num_awaited_samples == live_sum(queue.samples_before)),
+        "prefill_in_flight": z3.Or(finished, ghosts.num_prefill_in_flight == live_sum(queue.prefill_before)),
+        "completes_prompt": z3.Or(finished, ghosts.completes_prompt == live_sum(queue.completions_before)),
         "step_shape": scope.each(shape),
         "sums": scope.each(sums),
         "live_order": scope.each(order),
@@ -243,7 +245,7 @@ def advanced(name: str, queue: Queue, before: State, event: Any) -> Queue:
         return pushed(queue, before, event)
     if name in ("chunk_output", "output", "stale_output"):
         return popped(queue)
-    return ended_life(queue) if name in ("preempt", "end_turn") else queue
+    return ended_life(queue) if name in ("preempt", "end_turn", "finish", "abort") else queue
 
 
 def returning(queue: Queue, state: State, event: Any) -> Facts:

@@ -2,16 +2,35 @@
 
 For mutation tools, which ask thousands of times. All claims about a transition are asked as one
 conjunction. Exit status 0 only if every conjunction is proved and no group of hypotheses is
-contradictory; anything else, an `unknown` included, is 1. It is no substitute for `draftproof prove`.
+contradictory; anything else, an `unknown` included, is 1. `--everything` asks, some seconds longer, what
+else rests on the invariants: the other theorems and the refinements. It is no substitute for
+`draftproof prove`.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 
 import z3
 
-from draftproof.proofs import completeness, decisions, induction
+from draftproof.impl.accounting import TRANSITIONS
+from draftproof.impl.contracts import plain
+from draftproof.proofs import (
+    capacity,
+    commutation,
+    completeness,
+    decisions,
+    induction,
+    integers,
+    queue_bounds,
+    refinement_consequences,
+    refinement_queue,
+    refinement_tokens,
+    sessions,
+    sources,
+    token_identity,
+)
 from draftproof.proofs.obligations import Obligation, formulas, satisfiable
 from draftproof.proofs.solvers import ask_z3
 
@@ -34,30 +53,68 @@ def verdict_of(members: list[Obligation]) -> str:
     return "sat" if "sat" in apart else "unknown" if "unknown" in apart else "unsat"
 
 
-def first_failure() -> str | None:
-    """The first group of claims that is refuted, else one that is not proved, else one that is vacuous."""
-    obligations = induction.all_obligations() + decisions.obligations() + completeness.obligations()
+def _about_the_code() -> list[Obligation]:
+    return induction.all_obligations() + decisions.obligations() + completeness.obligations()
+
+
+def _other_theorems() -> list[Obligation]:
+    modules = (sessions, commutation, capacity, integers)
+    return [claim for module in modules for claim in module.obligations()]
+
+
+def refinements_of_small_queues() -> list[Obligation]:
+    """The refinements over a pinned queue: only there does z3 find counterexamples."""
+    found = []
+    for name, code in TRANSITIONS.items():
+        found += refinement_queue.refuted_by_pinning(name, plain(code))
+    for complete in refinement_tokens.STRENGTHS.values():
+        found += refinement_tokens.refuted_by_pinning(refinement_tokens.TRANSITIONS, complete=complete)
+    return found
+
+
+def _refinements() -> list[Obligation]:
+    modules = (refinement_queue, queue_bounds, refinement_tokens, refinement_consequences, token_identity)
+    return [claim for module in modules for claim in module.obligations()]
+
+
+MORE = (_other_theorems, refinements_of_small_queues, _refinements)
+"""What `--everything` asks besides, in this order: cheap counterexamples first."""
+
+
+def _by_hypotheses(claims: list[Obligation]) -> Iterator[list[Obligation]]:
     groups: dict[tuple[str, ...], list[Obligation]] = {}
-    for obligation in obligations:
-        groups.setdefault((obligation.assumption_group, *obligation.hypotheses), []).append(obligation)
+    for claim in claims:
+        groups.setdefault((claim.assumption_group, *claim.hypotheses), []).append(claim)
+    yield from groups.values()
+
+
+def first_failure(everything: bool = False) -> str | None:
+    """The first group of claims that is refuted, else one that is not proved, else one that is vacuous.
+
+    With `everything`, the theorems and refinements that rest on the invariants are asked as well. Their
+    hypotheses may be quantified: whether anything satisfies them is asked of the pinned ones.
+    """
     undecided = None
-    for (name, *_), members in groups.items():
-        verdict = verdict_of(members)
-        if verdict == "sat":
-            return f"{name}: refuted"
-        if verdict == "unsat" and not satisfiable(members[0].hypotheses):
-            return f"{name}: vacuous, nothing satisfies its hypotheses"
-        if verdict == "unknown":
-            undecided = f"{name}: unknown"
+    for claims in (_about_the_code, *(MORE if everything else ())):
+        for members in _by_hypotheses(claims()):
+            name, hypotheses = members[0].assumption_group, members[0].hypotheses
+            verdict = verdict_of(members)
+            if verdict == "sat":
+                return f"{name}: refuted"
+            pinned = sources.witnesses() if claims in MORE else {}
+            if verdict == "unsat" and not satisfiable(pinned.get(name, hypotheses)):
+                return f"{name}: vacuous, nothing satisfies its hypotheses"
+            if verdict == "unknown":
+                undecided = f"{name}: unknown"
     return undecided
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Print the first failure, if any, and return the exit status."""
-    failure = first_failure()
+    failure = first_failure(everything="--everything" in arguments)
     print(failure or "proved")
     return 0 if failure is None else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -2,7 +2,8 @@
 
 For a queue of any depth: every transition keeps the relation of `queue_model`, and the relation implies
 the queue facts that guards state. So no proof rests on a fact about returning steps that the queue
-itself does not give. Steps are proved from the control conditions alone.
+itself does not give. Steps are proved from the control conditions alone; those of them that speak about
+what is in flight (`FROM_HEAD`) follow from the queue too, once the head is of the life they speak about.
 """
 
 from __future__ import annotations
@@ -71,6 +72,37 @@ def _transition_obligations(
     ]
 
 
+FROM_HEAD = {
+    "chunk_output": ("head_is_live", "head_is_prefill"),
+    "output": ("head_is_live", "sample_awaited"),
+    "stale_output": ("head_is_stale",),
+}
+"""Control conditions about what is in flight, by transition."""
+
+
+def _from_head(name: str, scope: Scope = EVERY_DEPTH) -> tuple[Facts, Facts]:
+    """What is assumed without those conditions, of a head of the right life, and the conditions."""
+    before, rules, event, queue = symbolic_state(), symbolic_rules(), symbolic_event(name), symbolic_queue()
+    facts = assumed(name, before, rules, event, queue, scope)
+    claims = {condition: facts.pop(f"guard:{condition}") for condition in FROM_HEAD[name]}
+    live = queue.head >= queue.first_live
+    facts["head:life"] = z3.Not(live) if name == "stale_output" else live
+    return facts, claims
+
+
+def _from_head_obligations() -> list[Obligation]:
+    """The conditions follow from the step at the head."""
+    found = []
+    for name in FROM_HEAD:
+        facts, claims = _from_head(name)
+        group = f"R1/{name}/from_head"
+        found += [
+            Obligation(f"{group}/{key}", "refinement", "R1", facts, goal, group)
+            for key, goal in claims.items()
+        ]
+    return found
+
+
 def _base_obligations() -> list[Obligation]:
     """A request that has just arrived has an empty queue."""
     num_prompt_tokens = integer("num_prompt_tokens")
@@ -91,7 +123,7 @@ def obligations(codes: dict[str, Code] | None = None) -> list[Obligation]:
     found = _base_obligations()
     for name in EVENTS:
         found += _transition_obligations(name, code=(codes or {}).get(name))
-    return found
+    return found + _from_head_obligations()
 
 
 DEPTHS = {"chunk_output": 2, "output": 2, "stale_output": 2}
@@ -108,7 +140,11 @@ def _pinned(name: str) -> Facts:
 
 def witnesses() -> dict[str, Facts]:
     """For each group a small queue that must be satisfiable: the hypotheses do not contradict each other."""
-    return {f"R1/{name}": _pinned(name) for name in EVENTS}
+    found = {f"R1/{name}": _pinned(name) for name in EVENTS}
+    for name in FROM_HEAD:
+        facts = _from_head(name, Scope(DEPTHS[name]))[0]
+        found[f"R1/{name}/from_head"] = facts | pins(symbolic_queue(), DEPTHS[name])
+    return found
 
 
 def refuted_by_pinning(name: str, code: Code) -> list[Obligation]:
@@ -141,4 +177,18 @@ def controls() -> list[Control]:
                 dropped,
             )
         )
-    return found
+    return found + [_of_any_life(name) for name in FROM_HEAD]
+
+
+def _of_any_life(name: str) -> Control:
+    """The conditions about the head, claimed of a head of any life."""
+    facts, claims = _from_head(name, Scope(DEPTHS[name]))
+    facts = {key: fact for key, fact in facts.items() if key != "head:life"}
+    facts |= pins(symbolic_queue(), DEPTHS[name])
+    path = f"R1/control/{name}/from_head"
+    return Control(
+        f"R1/{name}_of_any_life",
+        f"The step at the head is of the life that {name} speaks about, whichever life it belongs to.",
+        "assumption",
+        [Obligation(path, "refinement", "R1", facts, z3.And(list(claims.values())), path)],
+    )

@@ -3,8 +3,9 @@
 For one arbitrary position, all sizes and a queue of any depth: every transition keeps the relation of
 `token_model`, soundly and, under two further assumptions, completely. With it the chain from "this slot
 holds the KV of that token in that context" to the counters is closed; the ghosts are no assumption.
-Finish and abort are left out: the relation is about unfinished requests, and what those two register
-is measured against V and W by T3 and T4.
+Finish and abort are left out, and so is what returns after them: the relation is about unfinished
+requests. What those two register is measured against V and W by T3 and T4, and nothing that returns later
+changes N, C, R, V or W (T14).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from draftproof.proofs.token_model import (
 )
 from draftproof.spec.events import EVENTS
 from draftproof.spec.ghosts import State, initial_state
-from draftproof.spec.ledger import Ledger, Rules
+from draftproof.spec.ledger import FINISHED, Ledger, Rules
 
 Facts = dict[str, Any]
 Code = Callable[..., Ledger]
@@ -81,10 +82,11 @@ def setting(
     related = relation(before, queue, tokens, scope, complete=complete)
     facts |= {f"tokens:{key}": fact for key, fact in related.items()}
     facts["tokens:position"] = POSITION >= 0
+    facts["tokens:unfinished"] = before.ledger.status != FINISHED
     facts |= {
         f"device:{key}": fact
         for key, fact in move.assumed.items()
-        if key != dropped and (complete or not ASSUMPTIONS[key].completeness_only)
+        if key != dropped and (complete or name not in ASSUMPTIONS[key].completeness_only)
     }
     facts |= {f"device:possible:{key}": fact for key, fact in move.possible.items()}
     if depth is not None:
@@ -225,13 +227,15 @@ def controls() -> list[Control]:
     """Each assumption dropped, and ghosts or counters that are wrong by a little. Decided by z3 alone."""
     found = [
         Control(
-            f"R2/assumption/{name}",
-            f"Dropped: {assumption.sentence}",
+            f"R2/assumption/{name}/{transition}",
+            f"Dropped in {transition}: {assumption.sentence}",
             "assumption",
-            refuted_by_pinning(assumption.transitions, complete=assumption.completeness_only, dropped=name),
+            refuted_by_pinning(
+                (transition,), complete=transition in assumption.completeness_only, dropped=name
+            ),
         )
         for name, assumption in ASSUMPTIONS.items()
-        if assumption.transitions
+        for transition in assumption.transitions
     ]
     wrong: dict[str, tuple[str, str, Alteration]] = {
         "settled_one_too_far": (

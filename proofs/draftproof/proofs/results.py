@@ -55,7 +55,7 @@ class Run(NamedTuple):
     verdicts: list[Any]
     vacuous: list[str]
     controls: list[tuple[str, str, str]]
-    needs: list[tuple[str, str, tuple[str, ...]]]
+    needs: list[tuple[str, str, tuple[str, ...] | None]]
     crosshair: list[Any]
     coverage: Any
     faults: list[Any]
@@ -64,19 +64,24 @@ class Run(NamedTuple):
     broken: list[str]
     """Checks that could not be carried out at all, in words."""
     seconds: float
+    only: frozenset[str] = frozenset()
+    """The theorems a partial run was about; empty if everything was asked."""
 
 
-def gather(findings: Iterable[Finding], seconds: float) -> Run:
-    """Sort findings by kind."""
+def gather(findings: Iterable[Finding], seconds: float, only: frozenset[str] = frozenset()) -> Run:
+    """Sort findings by kind; of a partial run, keep what it is about."""
     rows: dict[str, list[Any]] = {}
     for finding in findings:
         rows.setdefault(finding.task.kind, []).extend(finding.rows)
     coverage = rows.get("coverage", [])
     return Run(
-        verdicts=sorted(rows.get("obligations", []), key=lambda verdict: verdict.name),
+        verdicts=sorted(
+            (one for one in rows.get("obligations", []) if not only or one.theorem in only),
+            key=lambda verdict: verdict.name,
+        ),
         vacuous=sorted(group for group, met in rows.get("vacuity", []) if not met),
         controls=sorted(rows.get("controls", [])),
-        needs=sorted(rows.get("needs", [])),
+        needs=sorted(rows.get("needs", []), key=lambda need: need[:2]),
         crosshair=sorted(rows.get("crosshair", []), key=lambda verdict: verdict.name),
         coverage=coverage[0] if coverage else None,
         faults=sorted(rows.get("faults", []), key=lambda verdict: verdict.name),
@@ -84,6 +89,7 @@ def gather(findings: Iterable[Finding], seconds: float) -> Run:
         crosshair_mutants=rows.get("crosshair_mutants", []),
         broken=sorted(rows.get("broken", [])),
         seconds=seconds,
+        only=only,
     )
 
 
@@ -95,26 +101,26 @@ def theorem_text(key: str) -> tuple[str, str, str]:
 
 
 def theorem_rows(run: Run) -> list[dict[str, Any]]:
-    """One row per theorem: proved only if it has obligations and all of them are proved."""
+    """One row per theorem that was asked for: proved only if it has obligations and all are proved."""
     by_key: dict[str, list[Any]] = {}
     for verdict in run.verdicts:
         by_key.setdefault(verdict.theorem, []).append(verdict)
     needs: dict[str, set[str]] = {}
     for theorem, _, core in run.needs:
         needs.setdefault(theorem, set()).update(
-            name.partition(":")[2] for name in core if name.startswith("invariant:")
+            name.partition(":")[2] for name in core or () if name.startswith("invariant:")
         )
     rows = []
-    for key in [key for key in (*THEOREMS, *MORE_ROWS) if key in by_key]:
+    for key in [key for key in (*THEOREMS, *MORE_ROWS) if not run.only or key in run.only]:
         name, meaning, source = theorem_text(key)
-        verdicts = by_key[key]
+        verdicts = by_key.get(key, [])
         rows.append(
             {
                 "key": key,
                 "name": name,
                 "meaning": meaning,
                 "source": source,
-                "outcome": "proved" if all(verdict.outcome == "proved" for verdict in verdicts) else "failed",
+                "outcome": outcome_of_all(verdicts),
                 "obligations": len(verdicts),
                 "needs": sorted(needs.get(key, ())),
                 "z3_seconds": round(sum(verdict.z3_seconds for verdict in verdicts), 3),
@@ -122,6 +128,12 @@ def theorem_rows(run: Run) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def outcome_of_all(verdicts: list[Any]) -> str:
+    """Nothing claimed is nothing proved."""
+    proved = bool(verdicts) and all(verdict.outcome == "proved" for verdict in verdicts)
+    return "proved" if proved else "failed"
 
 
 def matrix(run: Run) -> dict[str, Any]:
@@ -138,12 +150,23 @@ def matrix(run: Run) -> dict[str, Any]:
     return {"rows": rows, "columns": list(EVENTS), "cells": cells}
 
 
+def is_theorem(key: str) -> bool:
+    """T1 to T14, R1 and R2; the other rows are families of statements that the theorems stand on."""
+    return key in THEOREMS or key in ("R1", "R2")
+
+
+def counted(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """How many rows there are, and how many are proved."""
+    return {"total": len(rows), "proved": sum(row["outcome"] == "proved" for row in rows)}
+
+
 def summary(run: Run, details: bool = True) -> dict[str, Any]:
     """The `--json` of `draftproof prove`."""
     rows = theorem_rows(run)
     outcomes = [verdict.outcome for verdict in run.verdicts]
     shown: dict[str, Any] = {
-        "theorems": {"total": len(rows), "proved": sum(row["outcome"] == "proved" for row in rows)},
+        "theorems": counted([row for row in rows if is_theorem(row["key"])]),
+        "families": counted([row for row in rows if not is_theorem(row["key"])]),
         "obligations": {
             "total": len(outcomes),
             "proved": outcomes.count("proved"),
@@ -177,6 +200,8 @@ def summary(run: Run, details: bool = True) -> dict[str, Any]:
             "total": len(run.crosshair_mutants),
             "refuted": sum(bool(mutant.refuted) for mutant in run.crosshair_mutants),
         }
+    if run.only:
+        shown["partial"] = sorted(run.only)
     if run.broken:
         shown["not_carried_out"] = run.broken
     if details:
@@ -205,17 +230,32 @@ def summary(run: Run, details: bool = True) -> dict[str, Any]:
 
 
 def passed(run: Run) -> bool:
-    """Everything was decided, and everything decided as it must be."""
-    shown = summary(run, details=False)
-    obligations, crosshair = shown["obligations"], shown["crosshair"]
-    return (
+    """Everything that was to be asked was asked and decided as it must be. Absence is not success."""
+    names = [verdict.name for verdict in run.verdicts]
+    proofs_hold = (
         not run.broken
-        and obligations["proved"] == obligations["total"] > 0
-        and obligations["vacuous"] == 0
-        and crosshair["confirmed"] == crosshair["contracts"]
-        and shown["faults"]["found"] == shown["faults"]["total"]
-        and shown["controls"]["refuted"] == shown["controls"]["total"]
-        and shown["witnesses"]["missing"] == 0
+        and not run.vacuous
+        and len(names) == len(set(names)) > 0
+        and all(verdict.outcome == "proved" for verdict in run.verdicts)
+        and all(row["outcome"] == "proved" for row in theorem_rows(run))
+    )
+    if run.only:
+        return proofs_hold
+    return (
+        proofs_hold
+        and all_of_some(verdict.confirmed == verdict.contracts > 0 for verdict in run.crosshair)
+        and all_of_some(bool(verdict.found) for verdict in run.faults)
+        and all_of_some(outcome == "refuted" for _, _, outcome in run.controls)
+        and run.coverage is not None
+        and bool(run.coverage.antecedents)
+        and not run.coverage.missing
+        and all(core is not None for _, _, core in run.needs)
         and all(search.replayed and search.as_short for search in run.searches)
         and all(mutant.refuted for mutant in run.crosshair_mutants)
     )
+
+
+def all_of_some(passes: Iterable[bool]) -> bool:
+    """There is at least one, and all pass."""
+    found = list(passes)
+    return bool(found) and all(found)

@@ -24,11 +24,25 @@ def obligation_tasks(theorems: frozenset[str] = frozenset()) -> list[Task]:
     return tasks
 
 
+def partial_tasks(theorems: frozenset[str]) -> list[Task]:
+    """Some theorems, with what every step proof stands on: the invariants, the queue facts, no vacuity."""
+    from draftproof.proofs.sources import SOURCES
+
+    return obligation_tasks(theorems) + [Task("vacuity", source) for source in ("", *SOURCES)]
+
+
+def needs_tasks(*sources: str) -> list[Task]:
+    """The unsat cores of some sources."""
+    from draftproof.proofs.sources import built
+
+    return [task for source in sources for task in slices("needs", source, len(built(source)), 120)]
+
+
 def standard_tasks() -> list[Task]:
     """Everything `make prove` does."""
     from draftproof.proofs.crosshair_run import targets
     from draftproof.proofs.faults import all_faults
-    from draftproof.proofs.sources import SOURCES, built, controls
+    from draftproof.proofs.sources import SOURCES, controls
 
     names = [target.name for target in targets()]
     crosshair = [Task("crosshair", " ".join(names[first::4])) for first in range(4)]
@@ -39,17 +53,21 @@ def standard_tasks() -> list[Task]:
         *slices("faults", "", len(all_faults()), 8),
         *obligation_tasks(),
         *[Task("vacuity", source) for source in ("", *SOURCES)],
-        *slices("needs", "induction", len(built("induction")), 120),
+        *needs_tasks("induction", "decisions", "sessions", "commutation", "capacity", "integers"),
     ]
 
 
 def full_tasks() -> list[Task]:
-    """What `make prove-full` adds: shortest traces searched anew, and mutants that CrossHair must refute."""
+    """What `make prove-full` adds: traces searched anew, mutants for CrossHair, cores of the refinement."""
     from draftproof.proofs.crosshair_mutants import crosshair_mutants
     from draftproof.proofs.faults import all_faults
 
     searches = [Task("search", fault.name) for fault in all_faults()]
-    return searches + slices("crosshair_mutants", "", len(crosshair_mutants()), 8)
+    return [
+        *searches,
+        *slices("crosshair_mutants", "", len(crosshair_mutants()), 8),
+        *needs_tasks("refinement_queue", "queue_bounds", "refinement_tokens", "refinement_consequences"),
+    ]
 
 
 def followed(findings: Iterable[Finding], total: int, quiet: bool) -> Iterator[Finding]:
@@ -76,10 +94,13 @@ def followed(findings: Iterable[Finding], total: int, quiet: bool) -> Iterator[F
             yield finding
 
 
-def prove(tasks: list[Task] | None = None, quiet: bool = False, full: bool = False) -> Run:
-    """Do the tasks (by default everything) on the worker processes and gather what they found."""
+def prove(theorems: frozenset[str] = frozenset(), quiet: bool = False, full: bool = False) -> Run:
+    """Prove everything, or some theorems, on the worker processes, and gather what they found."""
     start = time.perf_counter()
-    if tasks is None:
+    if theorems:
+        theorems |= {"invariants", "R1"}
+        tasks = partial_tasks(theorems)
+    else:
         tasks = (full_tasks() if full else []) + standard_tasks()
     findings = list(followed(run_tasks(tasks), len(tasks), quiet))
-    return gather(findings, time.perf_counter() - start)
+    return gather(findings, time.perf_counter() - start, theorems)

@@ -22,9 +22,10 @@ from draftproof.proofs.faults.predicates import is_about_decision, of_decision, 
 from draftproof.proofs.faults.trace import Trace
 from draftproof.spec import ghosts
 from draftproof.spec.decisions import ASSUMPTIONS, DECISIONS, Metrics
-from draftproof.spec.events import BOOLEAN_ARGUMENTS, EVENTS
+from draftproof.spec.events import BOOLEAN_ARGUMENTS, EVENTS, Schedule
 from draftproof.spec.ghosts import State, initial_state
 from draftproof.spec.ledger import Rules
+from draftproof.spec.queue import Step, dispatched
 
 NAMES = tuple(EVENTS)
 SEARCH_RESOURCES = 60_000_000
@@ -44,6 +45,8 @@ class Limits(NamedTuple):
     registration_fence: int = 0
     query_after: str = ""
     """The event that a decision must be asked after; empty: any, or none."""
+    passes: str = ""
+    """An event that must come somewhere before the last one; empty: any, or none."""
     chunk_alignment: int = 1
     """What a decision is asked with: like the block size it divides, so it must be a number."""
 
@@ -93,22 +96,32 @@ def _event(name: str, level: _Level) -> Any:
     return kind(*[level.drop if field in BOOLEAN_ARGUMENTS else next(integers) for field in kind._fields])
 
 
-def _head_agrees(name: str, state: State, queue: _Queue, event: Any) -> list[Any]:
-    """`draftproof.spec.queue.head_agrees` on terms: the returning event speaks about the oldest step."""
+def agrees_with_head(name: str, state: State, head: Step, event: Any) -> list[Any]:
+    """`draftproof.spec.queue.head_agrees` on terms: an event that returns a step returns the step `head`."""
     if name not in ("chunk_output", "output", "stale_output"):
         return []
-    samples = queue.samples[queue.head]
-    num_drafts = queue.num_drafts[queue.head]
-    facts = [queue.head < queue.tail, event.num_returned == queue.num_tokens[queue.head]]
+    facts = [event.num_returned == head.num_tokens]
     if name == "chunk_output":
-        return [*facts, z3.Not(samples)]
+        return [*facts, z3.Not(head.samples)]
     if name == "output":
-        return [*facts, samples, event.num_drafts == num_drafts]
+        return [*facts, head.samples, event.num_drafts == head.num_drafts]
     return [
         *facts,
-        event.num_kept <= z3.If(samples, 1 + num_drafts, 0),
-        z3.Or(event.num_kept >= 1, z3.Not(samples), state.ledger.drop_stale),
+        event.num_kept <= z3.If(head.samples, 1 + head.num_drafts, 0),
+        z3.Or(event.num_kept >= 1, z3.Not(head.samples), state.ledger.drop_stale),
     ]
+
+
+def _queue_allows(name: str, state: State, queue: _Queue, event: Any) -> list[Any]:
+    """A returning event needs a step in flight, and speaks about the oldest."""
+    head = Step(
+        queue.num_tokens[queue.head],
+        queue.num_drafts[queue.head],
+        queue.samples[queue.head],
+        prefill=False,  # no event is asked about it
+    )
+    facts = agrees_with_head(name, state, head, event)
+    return [queue.head < queue.tail, *facts] if facts else []
 
 
 def _queue_after(name: str, state: State, queue: _Queue, event: Any) -> _Queue:
@@ -117,16 +130,13 @@ def _queue_after(name: str, state: State, queue: _Queue, event: Any) -> _Queue:
         return queue._replace(head=queue.head + 1)
     if name != "schedule":
         return queue
-    begin = state.ledger.num_computed_tokens - state.ghosts.num_awaited_samples
-    end = begin + event.num_new_tokens
-    num_tokens = state.ledger.num_tokens
-    num_drafts = z3.If(end > num_tokens, end - num_tokens, 0)
+    step = dispatched(state, Schedule(*event))
     return _Queue(
         queue.head,
         queue.tail + 1,
-        z3.Store(queue.num_tokens, queue.tail, event.num_new_tokens),
-        z3.Store(queue.num_drafts, queue.tail, num_drafts),
-        z3.Store(queue.samples, queue.tail, end >= num_tokens),
+        z3.Store(queue.num_tokens, queue.tail, step.num_tokens),
+        z3.Store(queue.num_drafts, queue.tail, step.num_drafts),
+        z3.Store(queue.samples, queue.tail, step.samples),
     )
 
 
@@ -173,7 +183,7 @@ class Unrolling:
         ledger = as_terms(self.code.transitions[name](before.ledger, self.rules, *event))
         truth = as_terms(getattr(ghosts, name)(before, self.rules, event))
         facts: list[Any] = list(self.code.control[name](before, self.rules, event).values())
-        facts += _head_agrees(name, before, old_queue, event)
+        facts += _queue_allows(name, before, old_queue, event)
         facts += [new == value for new, value in zip(after.ledger, ledger, strict=True)]
         facts += [new == value for new, value in zip(after.ghosts, truth, strict=True)]
         expected = _queue_after(name, before, old_queue, event)
@@ -211,6 +221,14 @@ def _step_goal(unrolling: Unrolling, path: str) -> _Goal | None:
     event = _event(name, level)
     holds = of_step(path, unrolling.states[-2], unrolling.rules, event, unrolling.states[-1])
     return _Goal([level.chosen == NAMES.index(name), z3.Not(holds)], None)
+
+
+def _way(unrolling: Unrolling, limits: Limits) -> list[Any]:
+    """The event that the way must pass is among those before the last."""
+    if not limits.passes:
+        return []
+    passed = NAMES.index(limits.passes)
+    return [z3.Or(*[level.chosen == passed for level in unrolling.levels[:-1]])]
 
 
 def _decision_goal(unrolling: Unrolling, path: str, limits: Limits) -> _Goal | None:
@@ -277,7 +295,7 @@ def shortest(
         if goal is None:
             continue
         unrolling.solver.push()
-        unrolling.solver.add(*goal.facts)
+        unrolling.solver.add(*goal.facts, *_way(unrolling, limits))
         verdict = str(unrolling.solver.check())
         if verdict == "sat":
             say(f"{path}: a trace of {depth} events")

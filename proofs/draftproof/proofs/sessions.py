@@ -19,7 +19,7 @@ from draftproof.spec.algebra import floor_to_block, maximum
 from draftproof.spec.events import EndTurn
 from draftproof.spec.ghosts import State
 from draftproof.spec.ledger import RUNNING, Rules
-from draftproof.spec.theorems import turns_end_equal
+from draftproof.spec.structural import turns_end_equal
 
 Claims = dict[str, Any]
 

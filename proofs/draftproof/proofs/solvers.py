@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import cvc5
 import z3
 
-Z3_RESOURCES = 40_000_000
-"""z3 `rlimit` units: some tens of seconds at the very most; ordinary obligations need a few thousand."""
-CVC5_RESOURCES = 4_000_000
+Z3_RESOURCES = 5_000_000
+"""z3 `rlimit` units: about ten times what the hardest obligation needs; a false one gives up in seconds."""
+CVC5_RESOURCES = 1_000_000
 """cvc5 `rlimit` units, likewise."""
 
 

@@ -18,6 +18,7 @@ from draftproof.proofs import (
     floor,
     induction,
     integers,
+    progress,
     queue_bounds,
     refinement_consequences,
     refinement_queue,
@@ -38,18 +39,26 @@ SOURCES: dict[str, Callable[[], list[Obligation]]] = {
     "refinement_tokens": refinement_tokens.obligations,
     "refinement_consequences": refinement_consequences.obligations,
     "token_identity": token_identity.obligations,
+    "progress": progress.obligations,
     "sessions": sessions.obligations,
     "commutation": commutation.obligations,
     "capacity": capacity.obligations,
     "integers": integers.obligations,
 }
 
+QUANTIFIED = frozenset(
+    {"refinement_queue", "queue_bounds", "refinement_tokens", "refinement_consequences", "capacity"}
+)
+"""Sources whose hypotheses speak about every step in flight: their unsat cores are not minimised."""
+
 CONTROLLED: tuple[Any, ...] = (
     floor,
+    decisions,
     refinement_queue,
     queue_bounds,
     refinement_tokens,
     token_identity,
+    progress,
     sessions,
     commutation,
     capacity,

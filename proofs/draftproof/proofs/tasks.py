@@ -42,6 +42,8 @@ def _vacuity(task: Task) -> list[Any]:
     from draftproof.proofs.sources import groups, states_to_reach
 
     asked = groups(task.subject) if task.subject else states_to_reach()
+    if not asked:
+        return [(f"{task.subject or 'states to reach'}: nothing is claimed", False)]
     return [(group, satisfiable(facts)) for group, facts in asked.items()]
 
 
@@ -56,14 +58,18 @@ def _controls(task: Task) -> list[Any]:
 
 
 def _needs(task: Task) -> list[Any]:
-    """For each theorem of the induction, the invariants its proofs use (minimised unsat cores)."""
+    """The invariants that proofs of theorems use: unsat cores, minimal where there are no quantifiers."""
     from draftproof.proofs.obligations import needed_hypotheses
-    from draftproof.proofs.sources import built
+    from draftproof.proofs.sources import QUANTIFIED, built
 
     return [
-        (obligation.theorem, obligation.name, needed_hypotheses(obligation))
+        (
+            obligation.theorem,
+            obligation.name,
+            needed_hypotheses(obligation, minimal=task.subject not in QUANTIFIED),
+        )
         for obligation in built(task.subject)[task.first : task.last]
-        if obligation.kind == "theorem"
+        if obligation.theorem[0] in "TR"
     ]
 
 

@@ -1,23 +1,38 @@
-"""Two worker processes, one queue of tasks. Ctrl-C ends at once and leaves no workers behind."""
+"""Worker processes and one queue of tasks. Ctrl-C ends at once and leaves no workers behind."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import TypeVar
 
+from draftproof.impl.cli import UserError
 from draftproof.proofs.tasks import Finding, Task, execute
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def _be_quiet() -> None:
-    """The parent decides what an interrupt means; a worker does not print a traceback of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started here ignore Ctrl-C from their first moment: the parent decides what it means.
+
+    Otherwise an interpreter that is just starting would print a traceback of its own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def num_workers() -> int:
@@ -29,17 +44,23 @@ def spread(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
 ) -> Iterator[Result]:
     """The function's results on the items, computed by worker processes, in the order of arrival."""
-    # Contracts must be absent in the workers whatever the caller's mode: the plain functions are proven.
+    # A fresh interpreter each: a solver's state must not be copied in the middle of something.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers or num_workers(), mp_context=context, initializer=_be_quiet)
+    pool = ProcessPoolExecutor(workers or num_workers(), mp_context=context)
     try:
-        for future in as_completed([pool.submit(function, item) for item in items]):
+        with _interrupts_ignored():
+            futures = [pool.submit(function, item) for item in items]
+        for future in as_completed(futures):
             yield future.result()
         pool.shutdown()
-    except BaseException:
+    except BaseException as error:
         for process in multiprocessing.active_children():
             process.kill()
         pool.shutdown(wait=False, cancel_futures=True)
+        if isinstance(error, BrokenProcessPool):
+            raise UserError(
+                "a worker process died (out of memory?), so nothing is decided; try again"
+            ) from error
         raise
 
 

@@ -4,6 +4,10 @@ How many tokens to schedule, how many slots to hold, what a look-up may hit, wha
 is a pure branch-free function `(ledger, rules, *inputs)` in `draftproof.impl.decisions`; here are its
 inputs, what the caller guarantees (`ASSUMPTIONS`) and the relation its result must satisfy
 (`RELATIONS`). Relations may use ghosts; decisions never see them. All counts are tokens unless said.
+
+A relation says what a result is for, not how it is computed. Where there is nothing behind the number but
+a convention (`slots_to_admit`, `seats_free`) the docstring calls it a definition: its proof says that the
+code computes what is written here, and no more.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ class DraftsAllowed(NamedTuple):
 
 
 class TokensToKeep(NamedTuple):
-    """How many generated tokens stay. `stop_index`: the first that a stop rule hits; none: `num_generated`."""
+    """How many generated tokens stay. `stop_index`: the first a stop rule hits; none: `num_generated`."""
 
     num_generated: int
     stop_index: int
@@ -258,19 +262,33 @@ def tokens_to_keep(state: State, rules: Rules, asked: TokensToKeep, chosen: int)
     }
 
 
+def num_tokens_dispatched(state: State) -> int:
+    """Where the present life's steps end, told by what has returned and what has not: W + G + Q - q.
+
+    Of a running request that has not stopped. The step that completes the prompt is in G and, with its
+    sample, in Q; it writes its tokens once.
+    """
+    ghosts = state.ghosts
+    return (
+        ghosts.num_settled_tokens
+        + ghosts.num_prefill_in_flight
+        + ghosts.num_awaited_samples
+        - ghosts.completes_prompt
+    )
+
+
 def assume_slots_to_reserve(state: State, rules: Rules, asked: SlotsToReserve) -> Conditions:
-    return {"lookahead": asked.num_lookahead_tokens >= 0}
+    return {
+        "dispatched": both(state.ledger.status == RUNNING, state.ledger.stop_pending == 0),
+        "lookahead": asked.num_lookahead_tokens >= 0,
+    }
 
 
 def slots_to_reserve(state: State, rules: Rules, asked: SlotsToReserve, chosen: int) -> Conditions:
-    """The frontier, plus all that is awaited beyond it, plus the drafter's look-ahead; no more."""
-    furthest = state.ledger.num_computed_tokens - state.ghosts.num_awaited_samples
-    return {
-        "covers_every_write": chosen
-        >= furthest + state.ghosts.num_awaited_samples + asked.num_lookahead_tokens,
-        "reserves_no_more": chosen
-        <= furthest + state.ghosts.num_awaited_samples + asked.num_lookahead_tokens,
-    }
+    """What has returned, all that is on its way, and the drafter's look-ahead; no more. That the device
+    writes nowhere else is T10, which is about the running decision too (`draftproof.proofs.decisions`)."""
+    needed = num_tokens_dispatched(state) + asked.num_lookahead_tokens
+    return {"covers_every_write": chosen >= needed, "reserves_no_more": chosen <= needed}
 
 
 def assume_slots_to_admit(state: State, rules: Rules, asked: SlotsToAdmit) -> Conditions:
@@ -278,7 +296,8 @@ def assume_slots_to_admit(state: State, rules: Rules, asked: SlotsToAdmit) -> Co
 
 
 def slots_to_admit(state: State, rules: Rules, asked: SlotsToAdmit, chosen: int) -> Conditions:
-    """A resumed request must reach new text before it can be preempted again for lack of blocks."""
+    """A definition: a request starts once all it knows fits. A resumed one then reaches new text before it
+    can be preempted again for lack of blocks."""
     return {
         "all_known_fit": chosen >= state.ledger.num_tokens + asked.num_lookahead_tokens,
         "reserves_no_more": chosen <= state.ledger.num_tokens + asked.num_lookahead_tokens,
@@ -290,17 +309,14 @@ def assume_window_to_prune(state: State, rules: Rules, asked: WindowToPrune) -> 
 
 
 def window_to_prune(state: State, rules: Rules, asked: WindowToPrune, chosen: int) -> Conditions:
-    """The oldest step in flight reads the window below the settled frontier."""
-    settled = state.ledger.num_computed_tokens - (
-        state.ledger.num_in_flight_tokens - state.ledger.num_stale_tokens
-    )
+    """The oldest step in flight starts at W and reads the window below. The last known position is written
+    by the next step, or after a stop by the next turn: it is never pruned, settled or not."""
+    settled, last = state.ghosts.num_settled_tokens, state.ledger.num_tokens - 1
     return {
         "whole_blocks": chosen == floor_to_block(chosen, rules.block_size),
-        "nothing_still_read": either(
-            chosen == 0, chosen <= state.ghosts.num_settled_tokens - asked.window + 1
-        ),
-        "within_frontier": both(chosen >= 0, either(chosen == 0, chosen < settled + 1)),
-        "nothing_kept_in_vain": settled - asked.window + 1 - chosen < rules.block_size,
+        "nothing_still_read": either(chosen == 0, chosen <= settled - asked.window + 1),
+        "within_frontier": both(chosen >= 0, chosen <= last),
+        "nothing_kept_in_vain": minimum(settled, last) - asked.window + 1 - chosen < rules.block_size,
     }
 
 
@@ -309,8 +325,14 @@ def assume_may_release(state: State, rules: Rules, asked: MayRelease) -> Conditi
 
 
 def may_release(state: State, rules: Rules, asked: MayRelease, chosen: bool) -> Conditions:
-    """No step in flight, of any life, and no transfer still reads or writes the blocks."""
-    in_use = either(state.ledger.num_in_flight_tokens > 0, asked.num_pending_transfers > 0)
+    """No step in flight, of any life, and no transfer still reads or writes the blocks. A running
+    request's own steps are told by the ghosts; in any other state all that is in flight is stale."""
+    ledger, ghosts = state
+    own = both(
+        ledger.status == RUNNING,
+        either(ghosts.num_prefill_in_flight > 0, ghosts.num_awaited_samples > 0),
+    )
+    in_use = any_of(own, ledger.num_stale_tokens > 0, asked.num_pending_transfers > 0)
     return {
         "not_while_in_use": implies(chosen, negate(in_use)),
         "as_soon_as_idle": implies(negate(in_use), chosen),
@@ -447,7 +469,8 @@ def assume_seats_free(state: State, rules: Rules, asked: SeatsFree) -> Condition
 
 
 def seats_free(state: State, rules: Rules, asked: SeatsFree, chosen: int) -> Conditions:
-    """The limit is on requests scheduled this step; one that only awaits output takes no seat."""
+    """A definition: the limit is on requests scheduled this step. One that only awaits output takes no
+    seat, so the residents do not occur."""
     return {
         "within_limit": asked.num_scheduled_requests + chosen <= asked.max_num_seqs,
         "all_seats": asked.num_scheduled_requests + chosen >= asked.max_num_seqs,

@@ -95,9 +95,19 @@ CHANGES: dict[str, frozenset[str]] = {
     ),
     "fold": frozenset({"status", "num_tokens", "num_prompt_tokens"}),
     "finish": frozenset(
-        {"status", "num_draft_tokens", "num_trimmed_tokens", "stop_pending", "num_registered_tokens"}
+        {
+            "status",
+            "num_draft_tokens",
+            "num_trimmed_tokens",
+            "stop_pending",
+            "num_stale_tokens",
+            "drop_stale",
+            "num_registered_tokens",
+        }
     ),
-    "abort": frozenset({"status", "num_draft_tokens", "num_registered_tokens"}),
+    "abort": frozenset(
+        {"status", "num_draft_tokens", "num_stale_tokens", "drop_stale", "num_registered_tokens"}
+    ),
 }
 
 
@@ -125,7 +135,6 @@ def admit(before: State, rules: Rules, event: Admit, after: State) -> Conditions
 def schedule(before: State, rules: Rules, event: Schedule, after: State) -> Conditions:
     old, new = before.ledger, after.ledger
     return {
-        "counted_as_computed": new.num_computed_tokens == old.num_computed_tokens + event.num_new_tokens,
         "in_flight": num_live_in_flight(new) == num_live_in_flight(old) + event.num_new_tokens,
         "frontier": frontier(after) == minimum(frontier(before) + event.num_new_tokens, old.num_tokens - 1),
         "placeholders_are_awaited": new.num_output_placeholders
@@ -164,7 +173,6 @@ def output(before: State, rules: Rules, event: Output, after: State) -> Conditio
     return {
         "known": new.num_tokens == old.num_tokens + event.num_kept,
         "frontier": frontier(after) == frontier(before) + event.num_kept,
-        "kept_were_scheduled": event.num_kept <= event.num_returned,
         "returned": num_live_in_flight(old) == num_live_in_flight(new) + event.num_returned,
         "placeholders_are_awaited": new.num_output_placeholders
         == where(rules.asynchronous, after.ghosts.num_awaited_samples, 0),
@@ -247,6 +255,8 @@ def finish(before: State, rules: Rules, event: Finish, after: State) -> Conditio
     return {
         "finished": new.status == FINISHED,
         "stop_handled": all_of(new.num_draft_tokens == 0, new.num_trimmed_tokens == 0, new.stop_pending == 0),
+        "nothing_live": new.num_stale_tokens == new.num_in_flight_tokens,
+        "late_output_dropped": new.drop_stale,
         "published": publishes(
             old.num_registered_tokens,
             new.num_registered_tokens,
@@ -261,6 +271,8 @@ def abort(before: State, rules: Rules, event: Abort, after: State) -> Conditions
     return {
         "finished": new.status == FINISHED,
         "no_drafts": new.num_draft_tokens == 0,
+        "nothing_live": new.num_stale_tokens == new.num_in_flight_tokens,
+        "late_output_dropped": new.drop_stale,
         "published": publishes(
             old.num_registered_tokens,
             new.num_registered_tokens,

@@ -50,7 +50,8 @@ class Preempt(NamedTuple):
 
 
 class StaleOutput(NamedTuple):
-    """A step of an earlier life returned; its `num_kept` tokens are delivered unless they are dropped."""
+    """A step of an earlier life, or of a request that has left, returned; its `num_kept` tokens are
+    delivered unless they are dropped."""
 
     num_returned: int
     num_kept: int

@@ -1,10 +1,12 @@
 """Ghosts: what is really so, tracked beside the ledger in proofs and in debug mode only.
 
 The ledger is what the scheduler believes. To say that the belief is right, the specification keeps a
-second record that is updated from the event, from `num_tokens` and from other ghosts only, never from
-the counters under test (sole exception: the position a step starts to write at). Otherwise a ghost
-would agree with the code's own mistake. That the ghosts mean what they say is itself proved: they are
-the token-level truth (`draftproof.spec.tokens`, theorem R2 of the refinement).
+second record that is updated from the event, from `num_tokens` and from other ghosts, not from the
+counters under test. Otherwise a ghost would agree with the code's own mistake. There are three exceptions,
+each a thing the host tells the device: the position a step starts to write at (`schedule` reads C), whether
+a request starts from nothing or keeps its KV (`admit` reads whether C is 0), and whether a stopped request
+still holds blocks (`end_turn` reads the status). That the ghosts mean what they say is itself proved: they
+are the token-level truth (`draftproof.spec.tokens`, theorem R2 of the refinement).
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from draftproof.spec.ledger import RUNNING, Ledger, Rules, initial
 
 
 class Ghosts(NamedTuple):
-    """The truth the counters are measured against. Counts are tokens of the request's present life."""
+    """The truth the counters are measured against. Counts are tokens of the request's present life; a
+    finished request keeps those of its last moment."""
 
     num_awaited_samples: int
     """Q: sampled positions that live steps in flight will return."""
@@ -167,10 +170,10 @@ def fold(state: State, rules: Rules, event: Fold) -> Ghosts:
 
 
 def finish(state: State, rules: Rules, event: Finish) -> Ghosts:
-    """Leaving computes nothing."""
+    """Leaving computes nothing; Q, G and q stay what they last were, for P and C do."""
     return state.ghosts
 
 
 def abort(state: State, rules: Rules, event: Abort) -> Ghosts:
-    """Leaving computes nothing."""
+    """Leaving computes nothing, as at a finish."""
     return state.ghosts

@@ -5,6 +5,12 @@ event's own sizes: the host or the queue sees to them. *Queue facts* are ledger 
 because steps return in order, exactly as dispatched; they are derived from the exact queue of steps in
 flight (refinement R1), never assumed on their own. The search for fault traces uses the exact queue
 and the control conditions only, or a guard would hide the very states that a fault produces.
+
+Some control conditions read counters all the same. `head_is_live`, `head_is_stale`, `head_is_prefill` and
+`sample_awaited` only say of which life and kind the step at the head is; R1 derives them from the queue.
+The others are choices a host makes by its counters, so a wrong counter makes it choose wrongly, as in
+life: `draft` is asked for once all known tokens but one count as computed, a look-up is made for a request
+that counts nothing as computed, and late output that will be delivered is waited for before `admit`.
 """
 
 from __future__ import annotations
@@ -125,7 +131,6 @@ def preempt(state: State, rules: Rules, event: Preempt) -> Conditions:
 def stale_output(state: State, rules: Rules, event: StaleOutput) -> Conditions:
     ledger = state.ledger
     return {
-        "not_finished": ledger.status != FINISHED,
         "no_stop_pending": ledger.stop_pending == 0,
         "head_is_stale": ledger.num_stale_tokens > 0,
         "at_least_one": event.num_returned >= 1,

@@ -30,7 +30,6 @@ def invariants(state: State, rules: Rules) -> dict[str, bool]:
     stopped_trimmed = minimum(ledger.num_trimmed_tokens, 1)
     return {
         "no_negative_counter": all_of(
-            ledger.num_tokens >= 1,
             ledger.num_computed_tokens >= 0,
             ledger.num_stale_tokens >= 0,
             ledger.num_draft_tokens >= 0,
@@ -42,7 +41,6 @@ def invariants(state: State, rules: Rules) -> dict[str, bool]:
         "drafts_within_limit": ledger.num_draft_tokens <= rules.num_speculative_tokens,
         "prompt_is_known": ledger.num_prompt_tokens <= ledger.num_tokens,
         "known_status": both(ledger.status >= WAITING, ledger.status <= FINISHED),
-        "stale_is_in_flight": ledger.num_stale_tokens <= ledger.num_in_flight_tokens,
         "completing_step_is_in_flight": both(
             is_flag(ghosts.completes_prompt),
             implies(
@@ -52,8 +50,11 @@ def invariants(state: State, rules: Rules) -> dict[str, bool]:
         ),
         "placeholders_are_awaited": ledger.num_output_placeholders
         == where(rules.asynchronous, ghosts.num_awaited_samples, 0),
-        "in_flight_is_prefill_and_samples": num_live
-        == ghosts.num_prefill_in_flight + ghosts.num_awaited_samples - ghosts.completes_prompt,
+        # A finished request keeps its last P, Q and G, although what was in flight is nobody's any more.
+        "in_flight_is_prefill_and_samples": implies(
+            unfinished,
+            num_live == ghosts.num_prefill_in_flight + ghosts.num_awaited_samples - ghosts.completes_prompt,
+        ),
         "frontier_below_known": frontier(state) <= ledger.num_tokens - 1,
         "frontier_exact_when_sampling": implies(
             ghosts.num_awaited_samples > 0, frontier(state) == ledger.num_tokens - 1
@@ -114,32 +115,17 @@ def invariants(state: State, rules: Rules) -> dict[str, bool]:
         ),
         "nothing_live_unless_running": implies(
             ledger.status != RUNNING,
-            both(
-                ledger.num_draft_tokens == 0,
-                implies(
-                    unfinished,
-                    both(ghosts.num_awaited_samples == 0, ghosts.num_prefill_in_flight == 0),
-                ),
-            ),
-        ),
-        "nothing_registered_without_kv": implies(
-            both(unfinished, ledger.num_computed_tokens == 0), ledger.num_registered_tokens == 0
+            both(ledger.num_draft_tokens == 0, num_live == 0),
         ),
         "preempted_has_no_kv": implies(ledger.status == PREEMPTED, ledger.num_computed_tokens == 0),
         "paused_keeps_all_but_one": implies(
             ledger.status == PAUSED,
-            both(
-                ledger.num_tokens >= 2,
-                either(
-                    ledger.num_computed_tokens == 0,
-                    ledger.num_computed_tokens == ledger.num_tokens - 1,
-                ),
+            either(
+                ledger.num_computed_tokens == 0,
+                ledger.num_computed_tokens == ledger.num_tokens - 1,
             ),
         ),
         "late_output_is_delivered_while_preempted": implies(
-            both(ledger.num_stale_tokens > 0, negate(ledger.drop_stale)), ledger.status >= PREEMPTED
-        ),
-        "paused_drops_late_output": implies(
-            both(ledger.status == PAUSED, ledger.num_stale_tokens > 0), ledger.drop_stale
+            both(ledger.num_stale_tokens > 0, negate(ledger.drop_stale)), ledger.status == PREEMPTED
         ),
     }

@@ -142,7 +142,14 @@ def finish(ledger: Ledger, rules: Rules) -> Ledger:
         if settled > ledger.num_tokens:
             settled = ledger.num_tokens
         ledger = ledger._replace(num_registered_tokens=grown(ledger.num_registered_tokens, settled, rules))
-    return ledger._replace(num_draft_tokens=0, num_trimmed_tokens=0, stop_pending=0, status=FINISHED)
+    return ledger._replace(
+        num_draft_tokens=0,
+        num_trimmed_tokens=0,
+        stop_pending=0,
+        num_stale_tokens=ledger.num_in_flight_tokens,
+        status=FINISHED,
+        drop_stale=True,
+    )
 
 
 def abort(ledger: Ledger, rules: Rules) -> Ledger:
@@ -153,4 +160,6 @@ def abort(ledger: Ledger, rules: Rules) -> Ledger:
                 ledger.num_registered_tokens, ledger.num_computed_tokens - live, rules
             )
         )
-    return ledger._replace(num_draft_tokens=0, status=FINISHED)
+    return ledger._replace(
+        num_draft_tokens=0, num_stale_tokens=ledger.num_in_flight_tokens, status=FINISHED, drop_stale=True
+    )

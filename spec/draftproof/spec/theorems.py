@@ -1,8 +1,9 @@
-"""The theorems T1 to T14, as named predicates with what they mean and where they come from.
+"""The theorems T1 to T14, as named predicates; what each means is in `draftproof.spec.meanings`.
 
-Most speak about one step (`STEP_THEOREMS`: before, event, after); their induction over all steps is in
-`draftproof.proofs.induction`. Those about two ledgers (T8), two orders (T9), slots (T10), machine
-integers (T11) and the look-up (T13) have predicates here too and set-ups of their own in the proofs.
+T1 to T7, T12 and T14 speak about one step (`STEP_THEOREMS`: before, event, after); their induction over
+all steps is in `draftproof.proofs.induction`. What T8 (two ledgers), T9 (two orders), T10 (slots) and T11
+(machine integers) say is in `draftproof.spec.structural`; each of them has a set-up of its own in the
+proofs. T13 composes a finish with a later look-up (`draftproof.spec.lookups`).
 """
 
 from __future__ import annotations
@@ -15,103 +16,10 @@ from draftproof.spec.events import EVENTS
 from draftproof.spec.ghosts import State
 from draftproof.spec.guards import num_schedulable, schedulable
 from draftproof.spec.invariants import frontier, num_live_in_flight
-from draftproof.spec.ledger import FINISHED, RUNNING, Ledger, Rules
+from draftproof.spec.ledger import FINISHED, RUNNING, Rules
+from draftproof.spec.meanings import THEOREMS, Theorem
 
-
-class Theorem(NamedTuple):
-    """What a theorem says, in a sentence for an engineer, and the source of the rule."""
-
-    name: str
-    meaning: str
-    source: str
-
-
-THEOREMS: dict[str, Theorem] = {
-    "T1": Theorem(
-        "computed never exceeds known",
-        "Work that has returned is never counted beyond the known tokens: C - (F - S) <= N, so C <= N "
-        "whenever nothing live is in flight, in particular when the next chunk of a session arrives.",
-        "the trim fault; vLLM #58259, #44526",
-    ),
-    "T2": Theorem(
-        "the frontier is exact",
-        "While a sample is awaited the next known token goes to position N - 1, and an output moves the "
-        "frontier C - Q by exactly the tokens it kept, whether or not a stop trimmed any.",
-        "speculative sampling, Leviathan et al. 2023; the trim fault",
-    ),
-    "T3": Theorem(
-        "nothing unreal is read, kept or published",
-        "Registered, settled and kept tokens never exceed the positions whose KV is really theirs, and "
-        "a step starts to write where valid KV ends.",
-        "vLLM #49377, #58259",
-    ),
-    "T4": Theorem(
-        "nothing settled is lost",
-        "At all four exits (finish, preempt, abort, end of turn) every whole block of settled KV has "
-        "been published, and nothing that is not settled is added.",
-        "vLLM #54979 and its composition with the trim fix",
-    ),
-    "T5": Theorem(
-        "no counter underflows",
-        "No counter goes below zero, and P never exceeds C.",
-        "vLLM #48245, #52765, #50692",
-    ),
-    "T6": Theorem(
-        "progress",
-        "A running request either can be scheduled with at least one token or awaits output, and every "
-        "returned step brings 2M - N - W closer to 0 (M the limit on N), so if every dispatched step "
-        "returns, the request ends unless it is preempted for ever.",
-        "vLLM #44526, #53970",
-    ),
-    "T7": Theorem(
-        "a fold keeps all but the last token",
-        "The next chunk of a session follows exactly N - 1 known tokens, also if the session stopped "
-        "while it was preempted (C = 0).",
-        "vLLM #58259",
-    ),
-    "T8": Theorem(
-        "speculation leaves no trace",
-        "Two unpreempted runs with equal committed tokens have equal (N, C, P, D, T, E, L, R) after the "
-        "turn ends, whether or how they speculated, synchronously or not.",
-        "the purpose of the accounting",
-    ),
-    "T9": Theorem(
-        "host and device commute",
-        "For the same step size, the host's order (schedule the next step, then process the output) and "
-        "the device's (the output first) agree on every field but R, where "
-        "floor_B(N - 1) <= R_host <= R_device <= floor_B(N).",
-        "asynchronous scheduling (vLLM, SGLang overlap, TensorRT-LLM)",
-    ),
-    "T10": Theorem(
-        "capacity",
-        "Slots for every position below C + n, reserved when a step of n is scheduled, cover all it "
-        "writes at any run-ahead depth; one slot less does not. A drafter's look-ahead comes on top.",
-        "TensorRT-LLM #16280",
-    ),
-    "T11": Theorem(
-        "machine integers suffice",
-        "With J undelivered steps, max_model_len + J(1+K) and J * max_num_batched_tokens + fence below 2^31, "
-        "no integer sub-term of any transition leaves 32 bits.",
-        "the device ledger runs on int32",
-    ),
-    "T12": Theorem(
-        "the drafter's fence",
-        "With prefill look-ahead A, nothing within the last A - 1 valid tokens is registered: those "
-        "positions still change when the drafter sees the tokens after them.",
-        "multi-module MTP; vLLM #54979",
-    ),
-    "T13": Theorem(
-        "what was stored is found",
-        "With no eviction in between, a look-up that starts with a finished sequence hits exactly a "
-        "closed form of its settled length, the look-up's length, the block size and the drop rule.",
-        "vLLM #54979",
-    ),
-    "T14": Theorem(
-        "finished is final",
-        "A finished request takes no further event, so it is finished, and its blocks are freed, once.",
-        "vLLM #33377",
-    ),
-}
+__all__ = ["STEP_THEOREMS", "THEOREMS", "StepTheorem", "Theorem"]
 
 
 class StepTheorem(NamedTuple):
@@ -124,6 +32,7 @@ class StepTheorem(NamedTuple):
 
 
 ALL = tuple(EVENTS)
+ALL_BUT_STALE_OUTPUT = tuple(name for name in EVENTS if name != "stale_output")
 
 
 def returned_work_is_known(before: State, rules: Rules, event: Any, after: State) -> bool:
@@ -175,6 +84,22 @@ def output_moves_frontier_by_kept(before: State, rules: Rules, event: Any, after
             == old.num_computed_tokens - old.num_output_placeholders + event.num_kept,
         ),
     )
+
+
+def kept_were_scheduled(before: State, rules: Rules, event: Any, after: State) -> bool:
+    """Tokens committed by a step never exceed the tokens scheduled in it.
+
+    Says nothing about the code: it follows from the guard and from what the queue knows of the step, and
+    is listed because it is what a counter of accepted drafts rests on.
+    """
+    committed: bool = event.num_kept <= event.num_returned
+    return committed
+
+
+def step_starts_at_known_token(before: State, rules: Rules, event: Any, after: State) -> bool:
+    """The first token of a step is known, or a placeholder stands for it (asynchronously)."""
+    start: int = after.ledger.num_computed_tokens - event.num_new_tokens
+    return start - before.ledger.num_output_placeholders <= after.ledger.num_tokens - 1
 
 
 def registered_is_valid(before: State, rules: Rules, event: Any, after: State) -> bool:
@@ -287,6 +212,15 @@ def return_makes_progress(before: State, rules: Rules, event: Any, after: State)
     )
 
 
+def stale_return_makes_progress(before: State, rules: Rules, event: Any, after: State) -> bool:
+    """N + W does not fall when a stale step returns, and F falls: the second number of the measure."""
+    return both(
+        after.ledger.num_tokens + after.ghosts.num_settled_tokens
+        >= before.ledger.num_tokens + before.ghosts.num_settled_tokens,
+        after.ledger.num_in_flight_tokens < before.ledger.num_in_flight_tokens,
+    )
+
+
 def dispatch_loses_nothing(before: State, rules: Rules, event: Any, after: State) -> bool:
     """N + W does not fall when a step is dispatched or drafts are proposed."""
     return (
@@ -320,8 +254,31 @@ def fence_is_kept_at_preemption(before: State, rules: Rules, event: Any, after: 
 
 
 def was_not_finished(before: State, rules: Rules, event: Any, after: State) -> bool:
-    """No event is enabled in a finished request."""
+    """None of these events is enabled in a finished request: a property of the guards, not of the code."""
     return before.ledger.status != FINISHED
+
+
+def leaving_finishes(before: State, rules: Rules, event: Any, after: State) -> bool:
+    """Finish and abort end in FINISHED, and leave no work behind that could still change anything."""
+    ledger = after.ledger
+    return all_of(
+        ledger.status == FINISHED, ledger.num_stale_tokens == ledger.num_in_flight_tokens, ledger.drop_stale
+    )
+
+
+def finished_is_left_alone(before: State, rules: Rules, event: Any, after: State) -> bool:
+    """A step that returns to a finished request leaves it finished, with the same N, C and R, and no stop."""
+    old, new = before.ledger, after.ledger
+    return implies(
+        old.status == FINISHED,
+        all_of(
+            new.status == FINISHED,
+            new.num_tokens == old.num_tokens,
+            new.num_computed_tokens == old.num_computed_tokens,
+            new.num_registered_tokens == old.num_registered_tokens,
+            new.stop_pending == 0,
+        ),
+    )
 
 
 STEP_THEOREMS: tuple[StepTheorem, ...] = (
@@ -330,6 +287,8 @@ STEP_THEOREMS: tuple[StepTheorem, ...] = (
     StepTheorem("T1", "computed_is_known_at_fold", ("fold",), computed_is_known_at_fold),
     StepTheorem("T2", "frontier_is_last_known", ALL, frontier_is_last_known),
     StepTheorem("T2", "output_moves_frontier_by_kept", ("output",), output_moves_frontier_by_kept),
+    StepTheorem("T2", "kept_were_scheduled", ("output",), kept_were_scheduled),
+    StepTheorem("T2", "step_starts_at_known_token", ("schedule",), step_starts_at_known_token),
     StepTheorem("T3", "registered_is_valid", ALL, registered_is_valid),
     StepTheorem("T3", "step_reads_valid_kv", ("schedule",), step_reads_valid_kv),
     StepTheorem("T3", "kept_is_settled", ("fold",), kept_is_settled),
@@ -339,24 +298,13 @@ STEP_THEOREMS: tuple[StepTheorem, ...] = (
     StepTheorem("T5", "no_underflow", ALL, no_underflow),
     StepTheorem("T6", "something_to_do", ALL, something_to_do),
     StepTheorem("T6", "return_makes_progress", ("chunk_output", "output"), return_makes_progress),
+    StepTheorem("T6", "stale_return_makes_progress", ("stale_output",), stale_return_makes_progress),
     StepTheorem("T6", "dispatch_loses_nothing", ("schedule", "draft"), dispatch_loses_nothing),
     StepTheorem("T7", "fold_keeps_all_but_one", ("fold",), fold_keeps_all_but_one),
     StepTheorem("T12", "fence_is_kept_when_enqueued", ("schedule", "output"), fence_is_kept_when_enqueued),
     StepTheorem("T12", "fence_is_kept_at_exits", ("end_turn", "finish", "abort"), fence_is_kept_at_exits),
     StepTheorem("T12", "fence_is_kept_at_preemption", ("preempt",), fence_is_kept_at_preemption),
-    StepTheorem("T14", "was_not_finished", ALL, was_not_finished),
+    StepTheorem("T14", "leaving_finishes", ("finish", "abort"), leaving_finishes),
+    StepTheorem("T14", "finished_is_left_alone", ("stale_output",), finished_is_left_alone),
+    StepTheorem("T14", "was_not_finished", ALL_BUT_STALE_OUTPUT, was_not_finished),
 )
-
-
-def turns_end_equal(first: Ledger, second: Ledger) -> bool:
-    """T8: the two ledgers agree on (N, C, P, D, T, E, L, R)."""
-    return all_of(
-        first.num_tokens == second.num_tokens,
-        first.num_computed_tokens == second.num_computed_tokens,
-        first.num_output_placeholders == second.num_output_placeholders,
-        first.num_draft_tokens == second.num_draft_tokens,
-        first.num_trimmed_tokens == second.num_trimmed_tokens,
-        first.stop_pending == second.stop_pending,
-        first.num_prompt_tokens == second.num_prompt_tokens,
-        first.num_registered_tokens == second.num_registered_tokens,
-    )

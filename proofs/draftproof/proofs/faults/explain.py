@@ -59,6 +59,8 @@ def _print_head(console: Console, story: dict[str, Any]) -> None:
     rules = story["rules"]
     mode = "asynchronous" if rules["asynchronous"] else "synchronous"
     kind = "The report's own numbers" if story["pinned"] else "The shortest trace"
+    if story["own_numbers"]:
+        kind = f"Numbers of our own ({escape(story['own_numbers'])})"
     console.print(
         f"\n{kind}: {mode}, {rules['K']} drafts a step at most, blocks of {rules['B']}"
         + (f", fence {rules['fence']}" if rules["fence"] else "")

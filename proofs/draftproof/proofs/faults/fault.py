@@ -34,8 +34,10 @@ class Decision(NamedTuple):
 
 
 class Pin(NamedTuple):
-    """A report's own numbers: these events under these rules, and the figure that comes out wrong.
+    """A run with printed numbers: these events under these rules, and the figure that comes out wrong.
 
+    The figure, or the counts it follows from, are those of the report unless `own_numbers` says why not.
+    The rest of a run (a prompt's length, which draft was refused) is ours where a report does not say.
     `figure` is a ledger field after the last event, or `decision`: the result of the decision asked then.
     """
 
@@ -48,6 +50,8 @@ class Pin(NamedTuple):
     decision: Decision | None = None
     right_events: tuple[Event, ...] = ()
     """What happens instead on the right code, where it would not let the last event happen."""
+    own_numbers: str = ""
+    """Why the numbers are ours, or from where else they are; empty: they are a report's."""
 
 
 class Fault(NamedTuple):
@@ -58,7 +62,8 @@ class Fault(NamedTuple):
     meaning: str
     """What goes wrong for a user, in plain language."""
     reports: tuple[str, ...]
-    """Public reports of it, by id (`reports.json`); empty for a fault known from the two upstream fixes."""
+    """Public reports of it, by id (`reports.json`); empty for faults of the two upstream fixes, and for a few
+    of our own that no report tells."""
     changes: tuple[Change, ...]
     violated: tuple[str, ...]
     """Obligations that the change must refute."""
@@ -71,7 +76,7 @@ class Fault(NamedTuple):
     """Changes to an engine's own rule that a pinned run applies too: ours would mask part of the fault."""
     query_after: str = ""
     """For a decision: the event that the trace's query must follow."""
-    limits: tuple[tuple[str, int], ...] = ()
+    limits: tuple[tuple[str, int | str], ...] = ()
     """Other than usual limits of the trace search, by name (`draftproof.proofs.search.Limits`)."""
 
     @property

@@ -30,9 +30,8 @@ class Code(NamedTuple):
     transitions: dict[str, Callable[..., Any]]
     decisions: dict[str, Callable[..., Any]]
     control: dict[str, guards.Guard]
-    """What the search and the replay ask before an event."""
-    conditions: Callable[..., guards.Conditions]
-    """What a proof may assume of an event."""
+    """What must hold before an event. The facts about the queue are not among it: where a guard is changed
+    nothing proves them any more."""
 
 
 def right_code() -> Code:
@@ -41,7 +40,6 @@ def right_code() -> Code:
         {name: plain(function) for name, function in accounting.TRANSITIONS.items()},
         dict(decisions.FUNCTIONS),
         dict(guards.CONTROL),
-        guards.conditions,
     )
 
 
@@ -57,7 +55,7 @@ def patched(changes: tuple[Change, ...]) -> Code:
         elif name == DECISIONS:
             code = code._replace(decisions=dict(module.FUNCTIONS))
         elif name == GUARDS:
-            code = code._replace(control=dict(module.CONTROL), conditions=module.conditions)
+            code = code._replace(control=dict(module.CONTROL))
         else:
             raise ValueError(f"faults change {ACCOUNTING}, {DECISIONS} or {GUARDS}, not {name}")
     return code

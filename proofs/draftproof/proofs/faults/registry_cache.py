@@ -58,9 +58,9 @@ FAULTS = (
     Fault(
         name="draft-groups-never-served",
         title="Groups marked as a drafter's are stored but never served",
-        meaning="A fallback marks every attention group as a draft group. Blocks go to the offload tier and "
-        "never come back.",
-        reports=("offload-fallback-disables-serving",),
+        meaning="A look-up for a drafter must give one block back. Here it gives back all of them: what was "
+        "stored is found by requests without a drafter only.",
+        reports=(),
         changes=(
             Change(
                 DECISIONS,
@@ -78,6 +78,7 @@ FAULTS = (
             wrong=0,
             right=16,
             decision=Decision("lookup_hit", LookupHit(num_matching_tokens=32, drops_block=True)),
+            own_numbers="no report tells this fault",
         ),
     ),
     Fault(

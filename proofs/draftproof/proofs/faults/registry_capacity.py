@@ -33,6 +33,7 @@ FAULTS = (
         pin=Pin(
             Rules(3, 32, True, 0),
             28,
+            # The last position written is the report's 35: 36 slots, two blocks of 32.
             (Admit(0), Schedule(28), Output(28, 0, 0, 1, 0), Schedule(4), Schedule(4)),
             "decision",
             wrong=32,
@@ -65,6 +66,7 @@ FAULTS = (
             wrong=20,
             right=14,
             decision=Decision("slots_to_reserve", SlotsToReserve(num_lookahead_tokens=0)),
+            own_numbers="the report prints rates of reuse under load",
         ),
     ),
     Fault(

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from draftproof.proofs.faults.fault import ACCOUNTING, GUARDS, Change, Fault, Pin
-from draftproof.spec.events import Abort, Admit, Draft, Event, Finish, Output, Preempt, Schedule
+from draftproof.spec.events import (
+    Abort,
+    Admit,
+    Draft,
+    EndTurn,
+    Event,
+    Finish,
+    Fold,
+    Output,
+    Preempt,
+    Schedule,
+)
 from draftproof.spec.ledger import Rules
 
 REGISTERED = "maximum(ledger.num_registered_tokens, registrable(settled, rules))"
 SETTLED_AT_FINISH = "ledger.num_computed_tokens + ledger.num_trimmed_tokens - ledger.num_in_flight_tokens"
 AT_FINISH = "minimum(\n        " + SETTLED_AT_FINISH + ",\n        ledger.num_tokens,\n    )"
+FINISH_TABLE_NUMBERS = "a row of the table of what a finished request leaves in the cache"
 FINISH_REGISTERS_NOTHING = Change(ACCOUNTING, "finish", REGISTERED, "ledger.num_registered_tokens")
 FINISH_FORGETS_TRIMMED = Change(
     ACCOUNTING,
@@ -34,7 +46,7 @@ FAULTS = (
         title="The last step's blocks are freed before they are published",
         meaning="A verify step accepts drafts and ends the request. The block it filled is never put into "
         "the prefix cache: a repeat of the conversation computes it again.",
-        reports=("terminal-accepted-blocks-not-registered", "terminal-mtp-boundary-not-registered"),
+        reports=("terminal-accepted-blocks-not-registered",),
         changes=(FINISH_REGISTERS_NOTHING,),
         violated=("finish/theorem/T4/leaving_registers_settled", "finish/effect/published"),
         asynchronous=False,
@@ -52,7 +64,7 @@ FAULTS = (
         title="The same with asynchronous scheduling: a stop on an accepted draft loses its block",
         meaning="Publishing after each output, up to C - P, hides the loss in most requests. Where the "
         "last kept token was an accepted draft, its block is still lost.",
-        reports=("terminal-mtp-boundary-not-registered",),
+        reports=(),
         changes=(FINISH_REGISTERS_NOTHING,),
         violated=("finish/theorem/T4/leaving_registers_settled", "finish/effect/published"),
         asynchronous=True,
@@ -63,6 +75,37 @@ FAULTS = (
             "num_registered_tokens",
             wrong=32,
             right=48,
+            own_numbers=FINISH_TABLE_NUMBERS,
+        ),
+    ),
+    Fault(
+        name="finish-registers-nothing-behind-fence",
+        title="With several draft modules the last boundary that becomes safe is never published",
+        meaning="The drafter's fence keeps trailing positions private until later ones are known. The step "
+        "that makes a boundary safe also ends the request, and nobody publishes it afterwards.",
+        reports=("terminal-mtp-boundary-not-registered",),
+        changes=(
+            Change(
+                ACCOUNTING,
+                "finish",
+                REGISTERED,
+                "where(\n                rules.registration_fence > 0,\n"
+                "                ledger.num_registered_tokens,\n"
+                "                maximum(ledger.num_registered_tokens, registrable(settled, rules)),\n"
+                "            )",
+            ),
+        ),
+        violated=("finish/theorem/T4/leaving_registers_settled", "finish/effect/published"),
+        limits=(("registration_fence", 2),),
+        # A drafter with prefill look-ahead 3 has a fence of 2. The report's 16 tokens are what a look-up
+        # hits, which gives a block back: 32 registered tokens serve 16, 16 serve none.
+        pin=Pin(
+            Rules(3, 16, False, 2),
+            30,
+            last_step_accepts_all(30, asynchronous=False),
+            "num_registered_tokens",
+            wrong=16,
+            right=32,
         ),
     ),
     Fault(
@@ -132,6 +175,7 @@ FAULTS = (
             "num_registered_tokens",
             wrong=32,
             right=48,
+            own_numbers=FINISH_TABLE_NUMBERS,
         ),
     ),
     Fault(
@@ -165,6 +209,7 @@ FAULTS = (
             "num_registered_at_preemption",
             wrong=32,
             right=48,
+            own_numbers="the row with full acceptance of the finish table, preempted instead",
         ),
     ),
     Fault(
@@ -211,9 +256,10 @@ FAULTS = (
     ),
     Fault(
         name="abort-overwrites-kept-count",
-        title="An aborted turn writes its own length over the session's",
-        meaning="The turn was refused and shrunk to one token, but it still saves that length: the session "
-        "forgets all it had computed.",
+        title="An aborted turn writes its own length over the count that was kept",
+        meaning="A session's turn was refused and shrunk to one token, but it still saves that length over "
+        "all it had kept. In the report the count belongs to a session slot that outlives the turn. Here it "
+        "is the request's, which an abort ends: the overwriting is shown, not what the session does next.",
         reports=("sglang-session-abort-overwrites-slot",),
         changes=(
             Change(
@@ -224,10 +270,14 @@ FAULTS = (
             ),
         ),
         violated=("abort/effect/num_computed_tokens_unchanged",),
+        limits=(("passes", "fold"),),
         pin=Pin(
             Rules(0, 16, False, 0),
             32_768,
-            (Admit(0), Schedule(32_768), Abort()),
+            (
+                *(Admit(0), Schedule(32_768), Output(32_768, 0, 0, 1, 1), EndTurn()),
+                *(Fold(1), Admit(0), Abort()),
+            ),
             "num_computed_tokens",
             wrong=1,
             right=32_768,
@@ -236,8 +286,8 @@ FAULTS = (
     Fault(
         name="late-output-finishes-again",
         title="An aborted request takes a late output and is finished a second time",
-        meaning="The aborted request is kept for a transfer, so a step that returns late finds it and "
-        "processes it like a running one. Its blocks are freed twice.",
+        meaning="The aborted request is kept for a transfer and its steps are not marked stale, so one that "
+        "returns late is processed like a running request's. Its blocks are freed twice.",
         reports=("abort-double-free",),
         changes=(
             Change(
@@ -246,8 +296,16 @@ FAULTS = (
                 '"running": both(ledger.status == RUNNING, ledger.stop_pending == 0)',
                 '"running": ledger.stop_pending == 0',
             ),
+            Change(
+                ACCOUNTING,
+                "abort",
+                "num_stale_tokens=ledger.num_in_flight_tokens",
+                "num_stale_tokens=ledger.num_stale_tokens",
+            ),
         ),
-        violated=("output/theorem/T14/was_not_finished",),
+        # That an output then comes to a finished request is what the trace shows: while an abort leaves
+        # nothing live, the queue alone keeps it away.
+        violated=("abort/theorem/T14/leaving_finishes", "abort/effect/nothing_live"),
         shown_by="finish/theorem/T14/was_not_finished",
     ),
 )

@@ -31,8 +31,13 @@ FAULTS = (
                 "",
             ),
         ),
-        violated=("schedule/invariant/one_completing_sample_when_synchronous",),
+        violated=(
+            "schedule/theorem/T2/step_starts_at_known_token",
+            "schedule/invariant/one_completing_sample_when_synchronous",
+        ),
         asynchronous=False,
+        # The report is about a request that decodes: its prompt has returned before.
+        limits=(("passes", "output"),),
     ),
     Fault(
         name="prefill-chunk-takes-drafts",
@@ -222,6 +227,7 @@ FAULTS = (
                 "seats_free",
                 SeatsFree(num_scheduled_requests=0, num_resident_requests=2, max_num_seqs=2),
             ),
+            own_numbers="free seats; the report counts the one request that is waiting for them",
         ),
     ),
     Fault(

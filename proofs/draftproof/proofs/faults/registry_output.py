@@ -118,10 +118,10 @@ FAULTS = (
     ),
     Fault(
         name="one-placeholder-per-output",
-        title="An output of several tokens fills one placeholder",
-        meaning="The whole accepted list is written over the last sentinel of the history. The other "
-        "sentinels stay, and penalties read a history that is not the text.",
-        reports=("output-list-nested-on-multi-token",),
+        title="An output of several tokens gives back one placeholder",
+        meaning="Accepted drafts stay reserved although they have arrived: C - P falls behind the text with "
+        "every draft that is right, and known tokens are computed again.",
+        reports=(),
         changes=(
             Change(ACCOUNTING, "output", PLACEHOLDERS, "ledger.num_output_placeholders - num_rejected - 1"),
         ),
@@ -134,14 +134,15 @@ FAULTS = (
             "num_output_placeholders",
             wrong=2,
             right=0,
+            own_numbers="no report tells this fault",
         ),
     ),
     Fault(
         name="trimmed-tokens-stay-known",
-        title="One of two token lists keeps what a stop cut off",
-        meaning="The runner appends all it generated, the scheduler only what it kept. Whatever reads the "
-        "runner's list later continues another text than the client has.",
-        reports=("runner-scheduler-output-diverge",),
+        title="What a stop cut off stays in the text",
+        meaning="C and P give up the tokens after the stop, N keeps them: the third of the three counters "
+        "that a trim must lower. The request goes on from a text that the client does not have.",
+        reports=(),
         changes=(
             Change(
                 ACCOUNTING,
@@ -158,6 +159,7 @@ FAULTS = (
             "num_tokens",
             wrong=7,
             right=5,
+            own_numbers="no report tells this fault",
         ),
     ),
     Fault(
@@ -178,7 +180,8 @@ FAULTS = (
         pin=Pin(
             _SYNCHRONOUS,
             3,
-            # Two outputs. The doubled list makes the second step compute a token that does not exist.
+            # Two outputs, listed as four (N less the prompt). The doubled list makes the second step compute
+            # a token that does not exist.
             (*_FIRST_STEP, _FIRST_OUTPUT, Schedule(2), Output(2, 0, 0, 1, 0)),
             "num_tokens",
             wrong=7,
@@ -200,7 +203,17 @@ FAULTS = (
                 "event.num_accepted >= 0",
             ),
         ),
-        violated=("output/effect/kept_were_scheduled",),
+        violated=("output/theorem/T2/kept_were_scheduled",),
+        # Four tokens of a step of one: N is 3 + 1 + 4.
+        pin=Pin(
+            Rules(3, 16, False, 0),
+            3,
+            (*_FIRST_STEP, _FIRST_OUTPUT, Schedule(1), Output(1, 0, 3, 4, 0)),
+            "num_tokens",
+            wrong=8,
+            right=5,
+            right_events=(*_FIRST_STEP, _FIRST_OUTPUT, Schedule(1), Output(1, 0, 0, 1, 0)),
+        ),
     ),
     Fault(
         name="length-limit-before-stop-token",
@@ -246,10 +259,12 @@ FAULTS = (
             ),
         ),
         violated=("tokens_to_keep/relation/as_many_as_allowed",),
+        # Five of eight tokens are generated when four drafts are accepted: three more may be kept. The report
+        # says only "fewer" of the wrong reply.
         pin=Pin(
             Rules(4, 16, False, 0),
-            8,
-            (),
+            3,
+            (*_FIRST_STEP, _FIRST_OUTPUT, Drafts(3), Schedule(4), Output(4, 3, 3, 4, 0)),
             "decision",
             wrong=1,
             right=3,

@@ -43,6 +43,8 @@ FAULTS = (
             "stale_output/effect/num_output_placeholders_unchanged",
         ),
         asynchronous=True,
+        # Late output can return to an aborted request too; this is about a preempted one.
+        limits=(("passes", "preempt"),),
         pin=Pin(
             Rules(2, 16, True, 0),
             3,
@@ -75,6 +77,8 @@ FAULTS = (
         ),
         violated=("stale_output/effect/num_computed_tokens_unchanged",),
         asynchronous=True,
+        # Late output can return to an aborted request too; this is about a preempted one.
+        limits=(("passes", "preempt"),),
         pin=Pin(
             Rules(3, 16, True, 0),
             4,
@@ -106,7 +110,7 @@ FAULTS = (
                 "num_stale_tokens=maximum(ledger.num_in_flight_tokens, 1)",
             ),
         ),
-        violated=("preempt/effect/nothing_live", "preempt/invariant/stale_is_in_flight"),
+        violated=("preempt/effect/nothing_live", "preempt/invariant/in_flight_is_prefill_and_samples"),
         pin=Pin(
             Rules(0, 16, True, 0),
             3,
@@ -224,8 +228,9 @@ FAULTS = (
     Fault(
         name="phase-by-output-count",
         title="A request that has output is taken for decoding",
-        meaning="After a preemption the prompt and the output are computed again in chunks, but a chunk is "
-        "taken for a decode because output exists: it reserves a token that it does not sample.",
+        meaning="After a preemption prompt and output are computed again, and that prefill is taken for a "
+        "decode because output exists. In the report another rank then runs the wrong phase. A ledger knows "
+        "phases by one thing only, whether a step samples: a chunk reserves a token that it never brings.",
         reports=("nanovllm-tp-rank-misses-preempt",),
         changes=(
             Change(
@@ -242,8 +247,9 @@ FAULTS = (
     Fault(
         name="phase-by-prompt-length",
         title="A step that starts beyond the prompt is taken for decoding",
-        meaning="A resumed request replays its own output in chunks of hundreds of tokens, which enter the "
-        "branch made for one token: a crash, or a token reserved that nobody samples.",
+        meaning="A resumed request replays its own output in chunks. In the report a chunk of hundreds of "
+        "tokens enters the model's branch for one token and crashes. A ledger knows phases by one thing "
+        "only, whether a step samples: such a chunk reserves a token that it never brings.",
         reports=("omni-replay-chunk-taken-as-decode",),
         changes=(
             Change(
@@ -300,6 +306,8 @@ FAULTS = (
                     chunk_alignment=8,
                 ),
             ),
+            own_numbers="the report's 13 of 13 tokens are a last chunk, which our rule does not cut; "
+            "a budget of 12 makes it another",
         ),
     ),
 )

@@ -44,7 +44,7 @@ class _Side(NamedTuple):
 
 
 def tell(name: str, pinned: bool = False) -> dict[str, Any]:
-    """The story of a fault: its shortest trace, or with `pinned` its report's own numbers.
+    """The story of a fault: its shortest trace, or with `pinned` the run of its `Pin`.
 
     Raises UnknownName for a name that no fault has, ValueError if `pinned` is asked of a fault without.
     """
@@ -59,7 +59,7 @@ def tell(name: str, pinned: bool = False) -> dict[str, Any]:
         "title": fault.title,
         "meaning": fault.meaning,
         "reports": [
-            {key: getattr(told[report], key) for key in ("id", "source", "engine", "what_happens")}
+            {key: getattr(told[report], key) for key in ("id", "source", "engine", "area", "what_happens")}
             for report in fault.reports
         ],
         "theorem": fault.theorem,
@@ -67,6 +67,7 @@ def tell(name: str, pinned: bool = False) -> dict[str, Any]:
         "change": _change_data(fault.changes[0]),
         "changes": [_change_data(change) for change in applied],
         "pinned": pinned,
+        "own_numbers": fault.pin.own_numbers if pinned and fault.pin is not None else "",
         "rules": dict(zip(("K", "B", "asynchronous", "fence"), script.rules, strict=True)),
         "num_prompt_tokens": script.num_prompt_tokens,
         "rows": [_row(index, script, faulty, right) for index in range(len(script.events) + 1)],

@@ -34,6 +34,9 @@ def describe(fault: Fault, verdicts: list[Refutation]) -> str:
     if others:
         shown = ", ".join(others[:MOST_NAMES]) + (" ..." if len(others) > MOST_NAMES else "")
         lines += [f"refuted besides: {shown}", ""]
+    unasked = len([verdict for verdict in verdicts if verdict.verdict == "about the queue"])
+    if unasked:
+        lines += [f"{unasked} obligations rest on facts about the queue, which a changed guard gives up.", ""]
     lines += [
         f"Not proved, as it should be: {len(refuted)} of {len(verdicts)} obligations are refuted.",
         f"Its shortest trace: draftproof explain {fault.name}",

@@ -23,15 +23,15 @@ TRUSTED = (
 EXPLORED = (
     {
         "what": "shortest traces of the faults",
-        "bound": "fixed block size, a few events deep: no shorter trace within the search's limits",
+        "bound": "block size 2 (or the report's own), at most three drafts, a few events deep",
     },
     {
-        "what": "equality of the running bytecode with the textbook versions",
-        "bound": "CrossHair: confirmed over all paths, which is its word and not a proof",
+        "what": "reachable witnesses of every antecedent",
+        "bound": "exact runs with prompts of 1 and 3 tokens, two drafts, at most 9 tokens",
     },
     {
-        "what": "witnesses of antecedents",
-        "bound": "an exact walk over small prompts and two drafts; what it reaches is a fact",
+        "what": "the ghosts against the token-level reference, in the tests",
+        "bound": "every run of at most 5 tokens and 2 or 3 steps in flight, and random longer ones",
     },
 )
 

@@ -88,11 +88,10 @@ def _faults_section(num_faults: int) -> Markup:
         title,
         element(
             "p",
-            "Each was reported by somebody, or follows from a fix that somebody made. It was put into the "
-            "proven "
-            "source, and what is named beside it then fails. The run is the shortest that shows the harm, or "
-            "has the report’s own numbers. Open a fault and step through it: the faulty run stands above the "
-            "right one.",
+            "Most were reported by somebody; the others follow from a fix that somebody made, or test a rule "
+            "that no report is about. Each was put into the proven source, and what is named beside it then "
+            "fails. The run is the shortest that shows the harm, or one with the report’s numbers. Open a "
+            "fault and step through it: the faulty run stands above the right one.",
         ),
         element("noscript", element("p", "The timelines need JavaScript; the rest of this page does not.")),
         element(

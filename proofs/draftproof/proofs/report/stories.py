@@ -99,6 +99,7 @@ def _story(story: dict[str, Any], verdict: dict[str, Any]) -> dict[str, Any]:
         "promptTokens": story.get("num_prompt_tokens"),
         "rows": [_row(row) for row in story.get("rows") or []],
         "pinned": bool(story.get("pinned")),
+        "ownNumbers": str(story.get("own_numbers") or ""),
         "outcome": str(story.get("outcome") or ""),
         "decision": story.get("decision"),
         "verdict": {key: verdict.get(key) for key in ("refuted", "replayed", "found")} if verdict else None,

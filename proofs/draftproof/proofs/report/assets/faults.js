@@ -28,7 +28,7 @@ function settings(fault) {
     if (rules.fence) pieces.push(`drafter's fence ${shown(rules.fence)}`);
   }
   if (Number.isInteger(fault.promptTokens)) pieces.push(`prompt of ${fault.promptTokens}`);
-  return pieces.length ? html("p", { class: "settings" }, `The run${fault.pinned ? ", with the report's own numbers" : ""}: ${pieces.join(", ")}.`) : null;
+  return pieces.length ? html("p", { class: "settings" }, `The run${fault.pinned && !fault.ownNumbers ? ", with the report's own numbers" : ""}: ${pieces.join(", ")}.`) : null;
 }
 
 /** What a decision answered: a value, or of several named ones those that `other` has differently. */
