@@ -11,6 +11,8 @@ import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
 
+from draftproof.impl import interrupts
+
 ENTRY_POINTS = "draftproof.commands"
 
 
@@ -38,19 +40,26 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    options = build_parser().parse_args(arguments)
     try:
+        options = build_parser().parse_args(arguments)
         return int(options.run(options))
     except UserError as mistake:
         print(f"draftproof: {mistake}", file=sys.stderr)
         return mistake.status
     except KeyboardInterrupt:
-        print("draftproof: interrupted", file=sys.stderr)
-        return 130
+        interrupts.finished()
+        print(interrupts.SENTENCE, file=sys.stderr)
+        return interrupts.STATUS
     except BrokenPipeError:  # `draftproof faults | head`
         sys.stderr.close()
         return 0
 
 
+def command() -> int:
+    """What the `draftproof` script calls: `main`, and an end at once on Ctrl-C."""
+    interrupts.end_on_interrupt()
+    return main()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

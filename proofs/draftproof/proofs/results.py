@@ -108,7 +108,7 @@ def theorem_rows(run: Run) -> list[dict[str, Any]]:
     needs: dict[str, set[str]] = {}
     for theorem, _, core in run.needs:
         needs.setdefault(theorem, set()).update(
-            name.partition(":")[2] for name in core or () if name.startswith("invariant:")
+            name.rpartition(":")[2] for name in core or () if "invariant" in name.split(":")[:-1]
         )
     rows = []
     for key in [key for key in (*THEOREMS, *MORE_ROWS) if not run.only or key in run.only]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -20,19 +19,20 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Processes started here ignore Ctrl-C from their first moment: the parent decides what it means.
+def _interrupts_held_back() -> Iterator[None]:
+    """Processes started here never see Ctrl-C: the parent decides what it means.
 
-    Otherwise an interpreter that is just starting would print a traceback of its own.
+    Otherwise an interpreter that is just starting would print a traceback of its own. An interrupt that
+    comes meanwhile is not lost: it arrives when this ends.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def num_workers() -> int:
@@ -48,7 +48,7 @@ def spread(
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers or num_workers(), mp_context=context)
     try:
-        with _interrupts_ignored():
+        with _interrupts_held_back():
             futures = [pool.submit(function, item) for item in items]
         for future in as_completed(futures):
             yield future.result()
