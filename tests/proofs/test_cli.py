@@ -70,6 +70,16 @@ def test_a_theorem_is_explained_with_the_faults_that_break_it(capsys: pytest.Cap
     assert "nothing settled is lost" in shown and "Source:" in shown
 
 
+def test_the_pinned_tables_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tables"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 2 3 10 11 7 8" in shown and "1 2 3 10 7 8" in shown
+    assert "32 loses 16" in shown
+    assert main(["tables", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["finished"]
+    assert rows["multi-module MTP, look-ahead 3, N=35"]["extended_without"] == [0, 16]
+
+
 def test_a_missing_or_old_solver_is_named_with_the_remedy() -> None:
     with pytest.raises(UserError, match="no-such-solver is not installed; install it with pip install"):
         requirements.check({"no-such-solver": "1"})

@@ -1,4 +1,4 @@
-"""The commands of the proofs: prove, theorems, faults, explain, report, export, mutants.
+"""The commands of the proofs: prove, theorems, faults, explain, tables, report, export, mutants.
 
 Everything heavy is imported inside a command, so that `draftproof --help` is quick and a missing solver
 is one sentence and not a traceback.
@@ -43,6 +43,12 @@ def register(commands: Subparsers) -> None:
     explain.add_argument("--pinned", action="store_true", help="with the numbers of the report it comes from")
     explain.add_argument("--json", action="store_true", help="print it as JSON")
     explain.set_defaults(run=_explain)
+
+    tables = commands.add_parser(
+        "tables", help="show the pinned tables: a trimmed session, finished requests"
+    )
+    tables.add_argument("--json", action="store_true", help="print them as JSON")
+    tables.set_defaults(run=_tables)
 
     report = commands.add_parser("report", help="write everything as one self-contained HTML page")
     report.add_argument("--output", type=Path, default=Path("build/report.html"), help="the file to write")
@@ -217,6 +223,18 @@ def _explain_fault(options: argparse.Namespace) -> int:
     print(explain(story, width=max(80, min(width, 140)), color=sys.stdout.isatty()), end="")
     if has_pin(options.name) and not options.pinned:
         print(f"\nWith the numbers of the report: draftproof explain {options.name} --pinned")
+    return 0
+
+
+def _tables(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from draftproof.proofs.faults import tables
+
+    if options.json:
+        _print_json(tables.as_data())
+    else:
+        tables.show(Console(width=None if sys.stdout.isatty() else 110))
     return 0
 
 
