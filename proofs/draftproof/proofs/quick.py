@@ -101,7 +101,7 @@ def first_failure(everything: bool = False) -> str | None:
             verdict = verdict_of(members)
             if verdict == "sat":
                 return f"{name}: refuted"
-            pinned = sources.witnesses() if claims in MORE else {}
+            pinned = sources.all_witnesses() if claims in MORE else {}
             if verdict == "unsat" and not satisfiable(pinned.get(name, hypotheses)):
                 return f"{name}: vacuous, nothing satisfies its hypotheses"
             if verdict == "unknown":

@@ -7,66 +7,53 @@ import time
 from collections.abc import Iterable, Iterator
 
 from draftproof.proofs.results import Run, gather
-from draftproof.proofs.tasks import Finding, Task, slices
+from draftproof.proofs.tasks import Finding, Task, in_parts
 from draftproof.proofs.workers import run as run_tasks
 
-
-def obligation_tasks(theorems: frozenset[str] = frozenset()) -> list[Task]:
-    """Every obligation, or those of some theorems."""
-    from draftproof.proofs.sources import SOURCES, built
-
-    tasks = []
-    for source in SOURCES:
-        for task in slices("obligations", source, len(built(source))):
-            chosen = built(source)[task.first : task.last]
-            if not theorems or any(obligation.theorem in theorems for obligation in chosen):
-                tasks.append(task)
-    return tasks
+PARTS = 5
+"""Parts of each source: small enough that the workers finish together."""
+QUICK = ("induction", "decisions", "sessions", "commutation", "capacity", "integers")
+REFINEMENT = ("refinement_queue", "queue_bounds", "refinement_tokens", "refinement_consequences")
 
 
-def partial_tasks(theorems: frozenset[str]) -> list[Task]:
-    """Some theorems, with what every step proof stands on: the invariants, the queue facts, no vacuity."""
+def obligation_tasks() -> list[Task]:
+    """Every obligation, the longest sources first."""
     from draftproof.proofs.sources import SOURCES
 
-    return obligation_tasks(theorems) + [Task("vacuity", source) for source in ("", *SOURCES)]
+    longest_first = sorted(SOURCES, key=lambda source: source not in ("refinement_tokens", *REFINEMENT))
+    return [task for source in longest_first for task in in_parts("obligations", source, PARTS)]
 
 
-def needs_tasks(*sources: str) -> list[Task]:
-    """The unsat cores of some sources."""
-    from draftproof.proofs.sources import built
+def vacuity_tasks() -> list[Task]:
+    """Whether the hypotheses of every source can be met, and further states reached."""
+    from draftproof.proofs.sources import SOURCES
 
-    return [task for source in sources for task in slices("needs", source, len(built(source)), 120)]
+    return [Task("vacuity", source) for source in SOURCES]
 
 
 def standard_tasks() -> list[Task]:
     """Everything `make prove` does."""
-    from draftproof.proofs.crosshair_run import targets
-    from draftproof.proofs.faults import all_faults
-    from draftproof.proofs.sources import SOURCES, controls
+    from draftproof.proofs.sources import CONTROLLED
 
-    names = [target.name for target in targets()]
-    crosshair = [Task("crosshair", " ".join(names[first::4])) for first in range(4)]
     return [
-        *crosshair,  # the longest first
+        *in_parts("crosshair", "", 4),
         Task("coverage"),
-        *slices("controls", "", len(controls()), 6),
-        *slices("faults", "", len(all_faults()), 8),
         *obligation_tasks(),
-        *[Task("vacuity", source) for source in ("", *SOURCES)],
-        *needs_tasks("induction", "decisions", "sessions", "commutation", "capacity", "integers"),
+        *[Task("controls", source) for source in CONTROLLED],
+        *in_parts("faults", "", 6),
+        *vacuity_tasks(),
+        *[Task("needs", source) for source in QUICK],
     ]
 
 
 def full_tasks() -> list[Task]:
     """What `make prove-full` adds: traces searched anew, mutants for CrossHair, cores of the refinement."""
-    from draftproof.proofs.crosshair_mutants import crosshair_mutants
     from draftproof.proofs.faults import all_faults
 
-    searches = [Task("search", fault.name) for fault in all_faults()]
     return [
-        *searches,
-        *slices("crosshair_mutants", "", len(crosshair_mutants()), 8),
-        *needs_tasks("refinement_queue", "queue_bounds", "refinement_tokens", "refinement_consequences"),
+        *[Task("search", fault.name) for fault in all_faults()],
+        *in_parts("crosshair_mutants", "", 4),
+        *[Task("needs", source) for source in REFINEMENT],
     ]
 
 
@@ -98,8 +85,8 @@ def prove(theorems: frozenset[str] = frozenset(), quiet: bool = False, full: boo
     """Prove everything, or some theorems, on the worker processes, and gather what they found."""
     start = time.perf_counter()
     if theorems:
-        theorems |= {"invariants", "R1"}
-        tasks = partial_tasks(theorems)
+        theorems |= {"invariants", "R1"}  # what every step stands on
+        tasks = obligation_tasks() + vacuity_tasks()
     else:
         tasks = (full_tasks() if full else []) + standard_tasks()
     findings = list(followed(run_tasks(tasks), len(tasks), quiet))

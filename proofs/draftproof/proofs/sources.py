@@ -51,27 +51,30 @@ QUANTIFIED = frozenset(
 )
 """Sources whose hypotheses speak about every step in flight: their unsat cores are not minimised."""
 
-CONTROLLED: tuple[Any, ...] = (
-    floor,
-    decisions,
-    refinement_queue,
-    queue_bounds,
-    refinement_tokens,
-    token_identity,
-    progress,
-    sessions,
-    commutation,
-    capacity,
-    integers,
-)
-WITNESSED: tuple[Any, ...] = (
-    refinement_queue,
-    queue_bounds,
-    refinement_tokens,
-    refinement_consequences,
-    token_identity,
-    capacity,
-)
+CONTROLLED: dict[str, Callable[[], list[Control]]] = {
+    "floor": floor.controls,
+    "decisions": decisions.controls,
+    "refinement_queue": refinement_queue.controls,
+    "queue_bounds": queue_bounds.controls,
+    "refinement_tokens": refinement_tokens.controls,
+    "token_identity": token_identity.controls,
+    "progress": progress.controls,
+    "sessions": sessions.controls,
+    "commutation": commutation.controls,
+    "capacity": capacity.controls,
+    "integers": integers.controls,
+}
+"""Statements that must be refuted: assumptions dropped one at a time, and claims that are too strong."""
+
+WITNESSED: dict[str, Callable[[], dict[str, dict[str, Any]]]] = {
+    "refinement_queue": refinement_queue.witnesses,
+    "queue_bounds": queue_bounds.witnesses,
+    "refinement_tokens": refinement_tokens.witnesses,
+    "refinement_consequences": refinement_consequences.witnesses,
+    "token_identity": token_identity.witnesses,
+    "capacity": capacity.witnesses,
+}
+"""Hypotheses with quantifiers, by group: the same, pinned to a small queue, so that z3 can meet them."""
 
 
 @functools.cache
@@ -81,33 +84,26 @@ def built(source: str) -> tuple[Obligation, ...]:
 
 
 @functools.cache
-def controls() -> tuple[Control, ...]:
-    """Statements that must be refuted: assumptions dropped one at a time, and claims that are too strong."""
-    return tuple(control for module in CONTROLLED for control in module.controls())
+def all_witnesses() -> dict[str, dict[str, Any]]:
+    """Every pinned set of hypotheses, by group."""
+    return {group: facts for witnesses in WITNESSED.values() for group, facts in witnesses().items()}
 
 
-@functools.cache
-def witnesses() -> dict[str, dict[str, Any]]:
-    """Hypotheses with quantifiers, by group: the same, pinned to a small queue, so that z3 can meet them."""
-    return {group: facts for module in WITNESSED for group, facts in module.witnesses().items()}
-
-
-def groups(source: str) -> dict[str, dict[str, Any]]:
-    """The distinct hypotheses of a source, by assumption group: pinned where quantifiers need it.
+def to_satisfy(source: str) -> dict[str, dict[str, Any]]:
+    """What must be satisfiable: a source's distinct hypotheses, pinned where quantifiers need it, and the
+    further states that it wants reached.
 
     Two lists of hypotheses under one group name are two groups: neither may hide behind the other.
     """
-    found: dict[tuple[str, ...], tuple[str, dict[str, Any]]] = {}
+    pinned = WITNESSED[source]() if source in WITNESSED else {}
+    distinct: dict[tuple[str, ...], str] = {}
+    found: dict[str, dict[str, Any]] = {}
     for obligation in built(source):
         group = obligation.assumption_group or obligation.name
-        facts = witnesses().get(group, obligation.hypotheses)
-        found.setdefault((group, *obligation.hypotheses), (group, facts))
-    return {f"{source}: {group} #{index}": facts for index, (group, facts) in enumerate(found.values())}
-
-
-def states_to_reach() -> dict[str, dict[str, Any]]:
-    """Further states that must be satisfiable: each mode of the refinement, and states worth showing."""
-    named = {
-        obligation.assumption_group or obligation.name for source in SOURCES for obligation in built(source)
-    }
-    return {group: facts for group, facts in witnesses().items() if group not in named}
+        if (group, *obligation.hypotheses) not in distinct:
+            name = f"{source}: {group} #{len(distinct)}"
+            distinct[group, *obligation.hypotheses] = group
+            found[name] = pinned.get(group, obligation.hypotheses)
+    groups = set(distinct.values())
+    found |= {f"{source}: {state}": facts for state, facts in pinned.items() if state not in groups}
+    return found

@@ -6,19 +6,27 @@ A task and its results are plain data, so that they can travel; the solver terms
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
-SLICE = 40
-"""Obligations per task: small enough that two workers finish together, large enough to matter."""
+Item = TypeVar("Item")
 
 
 class Task(NamedTuple):
-    """One piece of work: its kind, what it is about, and a range where there is one."""
+    """One piece of work: its kind, what it is about, and which part of how many (a whole by default).
+
+    A task does not say how many items it has: only the worker builds them.
+    """
 
     kind: str
     subject: str = ""
-    first: int = 0
-    last: int = 0
+    part: int = 0
+    parts: int = 1
+
+    def of(self, items: Sequence[Item]) -> Sequence[Item]:
+        """The task's part of a list: a stretch, because neighbours share their hypotheses."""
+        first, last = (len(items) * step // self.parts for step in (self.part, self.part + 1))
+        return items[first:last]
 
 
 class Finding(NamedTuple):
@@ -33,50 +41,53 @@ def _obligations(task: Task) -> list[Any]:
     from draftproof.proofs.obligations import decide
     from draftproof.proofs.sources import built
 
-    return [decide(obligation) for obligation in built(task.subject)[task.first : task.last]]
+    return [decide(obligation) for obligation in task.of(built(task.subject))]
 
 
 def _vacuity(task: Task) -> list[Any]:
     """Groups of hypotheses that nothing satisfies, or that the solver cannot show satisfiable."""
     from draftproof.proofs.obligations import satisfiable
-    from draftproof.proofs.sources import groups, states_to_reach
+    from draftproof.proofs.sources import to_satisfy
 
-    asked = groups(task.subject) if task.subject else states_to_reach()
+    asked = to_satisfy(task.subject)
     if not asked:
-        return [(f"{task.subject or 'states to reach'}: nothing is claimed", False)]
+        return [(f"{task.subject}: nothing is claimed", False)]
     return [(group, satisfiable(facts)) for group, facts in asked.items()]
 
 
 def _controls(task: Task) -> list[Any]:
     from draftproof.proofs.controls import decide_control
-    from draftproof.proofs.sources import controls
+    from draftproof.proofs.sources import CONTROLLED
 
-    return [
-        (control.name, control.sentence, decide_control(control))
-        for control in controls()[task.first : task.last]
-    ]
+    return [(one.name, one.sentence, decide_control(one)) for one in CONTROLLED[task.subject]()]
 
 
 def _needs(task: Task) -> list[Any]:
-    """The invariants that proofs of theorems use: unsat cores, minimal where there are no quantifiers."""
-    from draftproof.proofs.obligations import needed_hypotheses
+    """The invariants that proofs of theorems use: unsat cores, minimal where there are no quantifiers.
+
+    Claims of one theorem from the same hypotheses are asked together.
+    """
+    import z3
+
+    from draftproof.proofs.obligations import Obligation, needed_hypotheses
     from draftproof.proofs.sources import QUANTIFIED, built
 
-    return [
-        (
-            obligation.theorem,
-            obligation.name,
-            needed_hypotheses(obligation, minimal=task.subject not in QUANTIFIED),
-        )
-        for obligation in built(task.subject)[task.first : task.last]
-        if obligation.theorem[0] in "TR"
-    ]
+    together: dict[tuple[str, int], list[Obligation]] = {}
+    for claim in built(task.subject):
+        if claim.theorem[0] in "TR":
+            together.setdefault((claim.theorem, id(claim.hypotheses)), []).append(claim)
+    rows = []
+    for (theorem, _), claims in together.items():
+        goal = z3.And(*[claim.goal for claim in claims])
+        core = needed_hypotheses(claims[0]._replace(goal=goal), minimal=task.subject not in QUANTIFIED)
+        rows.append((theorem, claims[0].name, core))
+    return rows
 
 
 def _crosshair(task: Task) -> list[Any]:
     from draftproof.proofs.crosshair_run import confirm, targets
 
-    return list(confirm([target for target in targets() if target.name in task.subject.split()]))
+    return list(confirm(targets()[task.part :: task.parts]))  # dealt out: the slow ones stand together
 
 
 def _coverage(task: Task) -> list[Any]:
@@ -89,7 +100,7 @@ def _faults(task: Task) -> list[Any]:
     from draftproof.proofs.faults import all_faults
     from draftproof.proofs.faults.checking import check_fault
 
-    return [check_fault(fault) for fault in all_faults()[task.first : task.last]]
+    return [check_fault(fault) for fault in task.of(all_faults())]
 
 
 def _search(task: Task) -> list[Any]:
@@ -103,7 +114,7 @@ def _refuted_by_crosshair(task: Task) -> list[Any]:
     """For each CrossHair target a mutant that it must refute."""
     from draftproof.proofs.crosshair_mutants import crosshair_mutants, refute
 
-    return [refute(mutant) for mutant in crosshair_mutants()[task.first : task.last]]
+    return [refute(mutant) for mutant in task.of(crosshair_mutants())]
 
 
 WORK = {
@@ -130,6 +141,6 @@ def execute(task: Task) -> Finding:
     return Finding(task, rows, time.perf_counter() - start)
 
 
-def slices(kind: str, subject: str, total: int, size: int = SLICE) -> list[Task]:
-    """The tasks that together cover `total` items."""
-    return [Task(kind, subject, first, min(first + size, total)) for first in range(0, total, size)]
+def in_parts(kind: str, subject: str, parts: int) -> list[Task]:
+    """The tasks that together cover a list."""
+    return [Task(kind, subject, part, parts) for part in range(parts)]

@@ -47,8 +47,8 @@ def _finished(data: dict[str, Any]) -> Table:
         title_justify="left",
         box=box.SIMPLE,
         caption="R: registered. Hits: by a repeat of exactly these tokens, and of these and 40 more. "
-        "Without: the latter, if a finish registers nothing, synchronous / asynchronous. Composed: R with the "
-        "two upstream fixes and no count of trimmed tokens, synchronous.",
+        "Without: the latter, if a finish registers nothing, synchronous / asynchronous. Composed: R with "
+        "the two upstream fixes and no count of trimmed tokens, synchronous.",
         caption_justify="left",
     )
     table.add_column("case")
