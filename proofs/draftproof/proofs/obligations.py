@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 import z3
 
 from draftproof.proofs.carrier_z3 import facts_about, floor_facts, floor_terms
-from draftproof.proofs.solvers import CVC5_RESOURCES, Z3_RESOURCES, ask_cvc5, ask_z3, to_smtlib
+from draftproof.proofs.solvers import (
+    CVC5_RESOURCES,
+    Z3_RESOURCES,
+    answer_of,
+    ask_cvc5,
+    ask_z3,
+    new_solver,
+    script_of,
+)
 
 
 class Obligation(NamedTuple):
@@ -128,8 +136,10 @@ def decide(
 ) -> Verdict:
     """Ask both solvers for a counterexample."""
     asked = formulas(obligation)
-    first = ask_z3(asked, z3_resources)
-    second = ask_cvc5(to_smtlib(asked), cvc5_resources)
+    solver = new_solver(asked, z3_resources)
+    script = script_of(solver)  # before the check, which may add what it learned
+    first = answer_of(solver)
+    second = ask_cvc5(script, cvc5_resources)
     return Verdict(
         name=obligation.name,
         kind=obligation.kind,

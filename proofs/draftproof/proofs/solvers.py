@@ -37,15 +37,18 @@ def new_solver(formulas: list[Any], resources: int = Z3_RESOURCES) -> Any:
     solver = z3.Solver()
     solver.set("rlimit", resources)
     solver.set("random_seed", 0)
-    for formula in formulas:
-        solver.add(formula)
+    solver.add(*formulas)
     return solver
 
 
 def ask_z3(formulas: list[Any], resources: int = Z3_RESOURCES) -> Answer:
     """z3's verdict on the conjunction of the formulas."""
+    return answer_of(new_solver(formulas, resources))
+
+
+def answer_of(solver: Any) -> Answer:
+    """The verdict of a z3 solver that holds what is asked."""
     start = time.perf_counter()
-    solver = new_solver(formulas, resources)
     verdict = str(solver.check())
     model = solver.model() if verdict == "sat" else None
     return Answer(verdict, time.perf_counter() - start, model)
@@ -53,9 +56,11 @@ def ask_z3(formulas: list[Any], resources: int = Z3_RESOURCES) -> Answer:
 
 def to_smtlib(formulas: list[Any], comment: str = "") -> str:
     """The conjunction as an SMT-LIB 2 script, for any solver."""
-    solver = z3.Solver()
-    for formula in formulas:
-        solver.add(formula)
+    return script_of(new_solver(formulas), comment)
+
+
+def script_of(solver: Any, comment: str = "") -> str:
+    """What a z3 solver holds, as an SMT-LIB 2 script."""
     header = "".join(f"; {line}\n" for line in comment.splitlines())
     body: str = solver.to_smt2()
     body = body.replace("; benchmark generated from python API\n", "")

@@ -46,10 +46,17 @@ SOURCES: dict[str, Callable[[], list[Obligation]]] = {
     "integers": integers.obligations,
 }
 
-QUANTIFIED = frozenset(
-    {"refinement_queue", "queue_bounds", "refinement_tokens", "refinement_consequences", "capacity"}
+SLOW_CORES = frozenset(
+    {
+        "refinement_queue",
+        "queue_bounds",
+        "refinement_tokens",
+        "refinement_consequences",
+        "capacity",
+        "integers",
+    }
 )
-"""Sources whose hypotheses speak about every step in flight: their unsat cores are not minimised."""
+"""Sources with quantifiers, or with very many terms: their unsat cores are not minimised."""
 
 CONTROLLED: dict[str, Callable[[], list[Control]]] = {
     "floor": floor.controls,

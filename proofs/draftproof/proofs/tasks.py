@@ -63,14 +63,14 @@ def _controls(task: Task) -> list[Any]:
 
 
 def _needs(task: Task) -> list[Any]:
-    """The invariants that proofs of theorems use: unsat cores, minimal where there are no quantifiers.
+    """The invariants that proofs of theorems use: unsat cores, minimal where that is quick.
 
     Claims of one theorem from the same hypotheses are asked together.
     """
     import z3
 
     from draftproof.proofs.obligations import Obligation, needed_hypotheses
-    from draftproof.proofs.sources import QUANTIFIED, built
+    from draftproof.proofs.sources import SLOW_CORES, built
 
     together: dict[tuple[str, int], list[Obligation]] = {}
     for claim in built(task.subject):
@@ -79,7 +79,7 @@ def _needs(task: Task) -> list[Any]:
     rows = []
     for (theorem, _), claims in together.items():
         goal = z3.And(*[claim.goal for claim in claims])
-        core = needed_hypotheses(claims[0]._replace(goal=goal), minimal=task.subject not in QUANTIFIED)
+        core = needed_hypotheses(claims[0]._replace(goal=goal), minimal=task.subject not in SLOW_CORES)
         rows.append((theorem, claims[0].name, core))
     return rows
 
