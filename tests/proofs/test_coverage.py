@@ -29,6 +29,7 @@ from draftproof.proofs.coverage import (
 from draftproof.proofs.modes import IMPOSSIBLE, MODES, NEEDS_NO_FENCE, Impossible
 from draftproof.spec import algebra, decisions, queue, theorems
 from draftproof.spec.algebra import negate
+from draftproof.spec.decision_inputs import DECISIONS
 from draftproof.spec.events import EVENTS, Output
 from draftproof.spec.ghosts import State
 from draftproof.spec.invariants import frontier
@@ -105,7 +106,7 @@ def test_witnesses_make_their_premise_true(coverage: Coverage, name: str) -> Non
 def test_a_decisions_witness_names_its_inputs_and_meets_its_assumptions(coverage: Coverage) -> None:
     found = [witness for (name, _), witness in coverage.witnesses.items() if name.startswith("decisions/")]
     assert len(found) > 100
-    names = {kind: name for name, kind in decisions.DECISIONS.items()}
+    names = {kind: name for name, kind in DECISIONS.items()}
     for witness in found:
         state = replayed(witness)[1].state
         assumed = decisions.ASSUMPTIONS[names[type(witness.inputs)]]

@@ -24,7 +24,7 @@ from draftproof.proofs.induction import transition_obligations
 from draftproof.proofs.obligations import formulas, satisfiable
 from draftproof.proofs.solvers import ask_z3
 from draftproof.spec import guards
-from draftproof.spec.decisions import DECISIONS as DECISION_NAMES
+from draftproof.spec.decision_inputs import DECISIONS as DECISION_NAMES
 from draftproof.spec.events import Admit, EndTurn, Fold
 from draftproof.spec.ledger import Rules, initial
 

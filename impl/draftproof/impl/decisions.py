@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from draftproof.spec.algebra import both, floor_to_block, maximum, minimum, where
-from draftproof.spec.decisions import Metrics
+from draftproof.spec.decision_inputs import Metrics
 from draftproof.spec.guards import num_schedulable
 from draftproof.spec.ledger import Ledger, Rules
 

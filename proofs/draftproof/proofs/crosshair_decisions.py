@@ -15,7 +15,7 @@ import icontract
 
 from draftproof.impl import decisions
 from draftproof.spec import textbook_decisions as textbook
-from draftproof.spec.decisions import Metrics
+from draftproof.spec.decision_inputs import Metrics
 from draftproof.spec.ledger import Ledger, Rules
 
 CODE: dict[str, Callable[..., Any]] = dict(decisions.FUNCTIONS)

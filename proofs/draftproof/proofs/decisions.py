@@ -27,7 +27,8 @@ from draftproof.proofs.obligations import Obligation
 from draftproof.proofs.terms import integer
 from draftproof.spec import lookups
 from draftproof.spec.algebra import floor_to_block
-from draftproof.spec.decisions import ASSUMPTIONS, DECISIONS, RELATIONS, Metrics
+from draftproof.spec.decision_inputs import DECISIONS, Metrics
+from draftproof.spec.decisions import ASSUMPTIONS, RELATIONS
 from draftproof.spec.events import Finish
 from draftproof.spec.ghosts import State
 from draftproof.spec.invariants import frontier, invariants

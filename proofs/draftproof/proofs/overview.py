@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftproof.proofs.results import Run, passed, theorem_rows
-from draftproof.spec.decisions import DECISIONS
+from draftproof.spec.decision_inputs import DECISIONS
 from draftproof.spec.events import EVENTS
 
 HEAD = """# Proofs

@@ -16,7 +16,8 @@ from draftproof.proofs.carrier_z3 import rules_hold, symbolic_rules, symbolic_st
 from draftproof.proofs.controls import Control
 from draftproof.proofs.obligations import Obligation
 from draftproof.proofs.terms import integer
-from draftproof.spec.decisions import TokensToSchedule, assume_tokens_to_schedule
+from draftproof.spec.decision_inputs import TokensToSchedule
+from draftproof.spec.decisions import assume_tokens_to_schedule
 from draftproof.spec.invariants import invariants
 
 Facts = dict[str, Any]

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from draftproof.spec.algebra import floor_to_block
-from draftproof.spec.decisions import (
-    ASSUMPTIONS,
+from draftproof.spec.decision_inputs import (
     DECISIONS,
     CheckpointToKeep,
     CountAdmission,
@@ -31,6 +30,7 @@ from draftproof.spec.decisions import (
     WindowToPrune,
     WindowToSave,
 )
+from draftproof.spec.decisions import ASSUMPTIONS
 from draftproof.spec.ghosts import State
 from draftproof.spec.ledger import Ledger, Rules
 

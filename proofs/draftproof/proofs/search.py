@@ -21,7 +21,8 @@ from draftproof.proofs.faults.patching import Code
 from draftproof.proofs.faults.predicates import is_about_decision, of_decision, of_step
 from draftproof.proofs.faults.trace import Trace
 from draftproof.spec import ghosts
-from draftproof.spec.decisions import ASSUMPTIONS, DECISIONS, Metrics
+from draftproof.spec.decision_inputs import DECISIONS, Metrics
+from draftproof.spec.decisions import ASSUMPTIONS
 from draftproof.spec.events import BOOLEAN_ARGUMENTS, EVENTS, Schedule
 from draftproof.spec.ghosts import State, initial_state
 from draftproof.spec.ledger import Rules

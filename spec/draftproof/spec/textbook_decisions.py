@@ -6,7 +6,7 @@ equals its version here. All counts are tokens unless said.
 
 from __future__ import annotations
 
-from draftproof.spec.decisions import Metrics
+from draftproof.spec.decision_inputs import Metrics
 from draftproof.spec.ledger import Ledger, Rules
 
 

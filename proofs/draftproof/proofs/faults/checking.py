@@ -12,7 +12,7 @@ from draftproof.proofs.faults.refute import refute
 from draftproof.proofs.faults.replay import Replay, replay
 from draftproof.proofs.faults.trace import Trace, committed
 from draftproof.proofs.search import Limits, shortest
-from draftproof.spec.decisions import Metrics
+from draftproof.spec.decision_inputs import Metrics
 
 
 class FaultVerdict(NamedTuple):

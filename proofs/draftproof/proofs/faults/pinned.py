@@ -14,7 +14,7 @@ from draftproof.proofs.faults.registry_exits import FINISH_FORGETS_TRIMMED, FINI
 from draftproof.proofs.faults.registry_output import TRIM_STAYS_COUNTED, VLLM_FOLD
 from draftproof.proofs.faults.registry_sessions import TURN_COUNTS_IN_FLIGHT
 from draftproof.proofs.faults.replay import Walk, ask, walk
-from draftproof.spec.decisions import LookupHit
+from draftproof.spec.decision_inputs import LookupHit
 from draftproof.spec.events import (
     Admit,
     Draft,

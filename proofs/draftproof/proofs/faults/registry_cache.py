@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftproof.proofs.faults.fault import ACCOUNTING, DECISIONS, Change, Decision, Fault, Pin
-from draftproof.spec.decisions import CheckpointToKeep, KnownLookahead, LookupHit, WindowToSave
+from draftproof.spec.decision_inputs import CheckpointToKeep, KnownLookahead, LookupHit, WindowToSave
 from draftproof.spec.events import Admit, Output, Preempt, Schedule
 from draftproof.spec.ledger import Rules
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftproof.proofs.faults.fault import DECISIONS, Change, Decision, Fault, Pin
-from draftproof.spec.decisions import MayRelease, SlotsToReserve, WindowToPrune
+from draftproof.spec.decision_inputs import MayRelease, SlotsToReserve, WindowToPrune
 from draftproof.spec.events import Abort, Admit, ChunkOutput, Draft, Finish, Output, Schedule
 from draftproof.spec.ledger import Rules
 

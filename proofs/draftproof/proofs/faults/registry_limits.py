@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftproof.proofs.faults.fault import ACCOUNTING, DECISIONS, GUARDS, Change, Decision, Fault, Pin
-from draftproof.spec.decisions import DraftBuffer, DraftsAllowed, SeatsFree, TokensToSchedule
+from draftproof.spec.decision_inputs import DraftBuffer, DraftsAllowed, SeatsFree, TokensToSchedule
 from draftproof.spec.events import Admit, ChunkOutput, Output, Preempt, Schedule
 from draftproof.spec.ledger import Rules
 

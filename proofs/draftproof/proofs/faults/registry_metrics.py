@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftproof.proofs.faults.fault import DECISIONS, Change, Decision, Fault, Pin
-from draftproof.spec.decisions import CountAdmission, CountOutput, Metrics
+from draftproof.spec.decision_inputs import CountAdmission, CountOutput, Metrics
 from draftproof.spec.events import Admit, Draft, Output, Preempt, Schedule
 from draftproof.spec.ledger import Rules
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftproof.proofs.faults.fault import ACCOUNTING, DECISIONS, GUARDS, Change, Decision, Fault, Pin
-from draftproof.spec.decisions import TokensToKeep
+from draftproof.spec.decision_inputs import TokensToKeep
 from draftproof.spec.events import Admit, EndTurn, Fold, Output, Schedule
 from draftproof.spec.events import Draft as Drafts
 from draftproof.spec.ledger import Rules
@@ -216,7 +216,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        name="length-limit-before-stop-token",
+        name="length-limit-precedes-stop-token",
         title="The length limit is tested before the stop token",
         meaning="An accepted run holds the end token and also crosses the limit. Cut by length alone, it "
         "hands the client junk that was sampled after the end.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftproof.proofs.faults.fault import ACCOUNTING, DECISIONS, Change, Decision, Fault, Pin
-from draftproof.spec.decisions import SlotsToAdmit, TokensToSchedule
+from draftproof.spec.decision_inputs import SlotsToAdmit, TokensToSchedule
 from draftproof.spec.events import Admit, Draft, Event, Output, Preempt, Schedule, StaleOutput
 from draftproof.spec.ledger import Rules
 

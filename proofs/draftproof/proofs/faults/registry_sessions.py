@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draftproof.proofs.faults.fault import ACCOUNTING, DECISIONS, GUARDS, Change, Decision, Fault, Pin
 from draftproof.proofs.faults.registry_output import TRIM_STAYS_COUNTED, VLLM_FOLD
-from draftproof.spec.decisions import HashesToKeep
+from draftproof.spec.decision_inputs import HashesToKeep
 from draftproof.spec.events import Admit, ChunkOutput, EndTurn, Fold, Output, Schedule, StaleOutput
 from draftproof.spec.ledger import Rules
 

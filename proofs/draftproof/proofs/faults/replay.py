@@ -13,7 +13,8 @@ from draftproof.proofs.faults.fault import Decision, Fault
 from draftproof.proofs.faults.patching import Code, patched, right_code
 from draftproof.proofs.faults.predicates import of_decision, of_step
 from draftproof.proofs.faults.trace import Trace, committed
-from draftproof.spec.decisions import ASSUMPTIONS, TokensToSchedule
+from draftproof.spec.decision_inputs import TokensToSchedule
+from draftproof.spec.decisions import ASSUMPTIONS
 from draftproof.spec.events import Event, event_name
 from draftproof.spec.ledger import Rules
 from draftproof.spec.queue import Run, advance, head_agrees, start

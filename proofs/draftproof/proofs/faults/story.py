@@ -18,7 +18,8 @@ from draftproof.proofs.faults.registry import find, reports
 from draftproof.proofs.faults.replay import Walk, ask, walk
 from draftproof.proofs.faults.strip import LONGEST_PROMPT, Tape, as_data, tape
 from draftproof.proofs.faults.trace import committed
-from draftproof.spec.decisions import RELATIONS, Metrics
+from draftproof.spec.decision_inputs import Metrics
+from draftproof.spec.decisions import RELATIONS
 from draftproof.spec.events import Event, Fold, event_name
 from draftproof.spec.ghosts import GHOST_SYMBOLS, State
 from draftproof.spec.ledger import STATUS_NAMES, SYMBOLS, Rules

@@ -7,7 +7,7 @@ import json
 from typing import Any, NamedTuple
 
 from draftproof.proofs.faults.fault import Decision
-from draftproof.spec.decisions import DECISIONS, Metrics
+from draftproof.spec.decision_inputs import DECISIONS, Metrics
 from draftproof.spec.events import EVENTS, Event, event_name
 from draftproof.spec.ledger import Rules
 
