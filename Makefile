@@ -28,7 +28,7 @@ help: ## list the targets
 prove: $(PROVE) ## prove every obligation for all sizes (no torch needed)
 	@$(BIN)/draftproof prove
 
-prove-full: $(PROVE) ## prove, search every trace anew, and see CrossHair refute a mutant of each target
+prove-full: $(PROVE) ## prove, with the pool; search every trace anew; see CrossHair refute a mutant of each target
 	@$(BIN)/draftproof prove --full
 
 test: $(TEST) $(if $(filter-out no,$(TORCH)),$(TORCH_STAMP)) ## run the tests

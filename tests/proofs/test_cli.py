@@ -54,10 +54,16 @@ def test_a_partial_run_refuses_what_is_about_everything(capsys: pytest.CaptureFi
     assert status == 2 and "leave the theorems out" in error
 
 
+def test_the_overview_is_not_that_of_a_full_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, error = error_of(capsys, "prove", "--full", "--overview", str(tmp_path / "overview.md"))
+    assert status == 2 and "leave --full out" in error
+    assert not list(tmp_path.iterdir())
+
+
 def test_theorems_and_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["theorems", "--json"]) == 0
     theorems = json.loads(capsys.readouterr().out)
-    assert {"T1", "T14", "R1", "R2"} <= {row["key"] for row in theorems}
+    assert {"T1", "T14", "R1", "R2", "P2", "memory"} <= {row["key"] for row in theorems}
     assert main(["faults", "--json"]) == 0
     faults = json.loads(capsys.readouterr().out)
     assert "trim-uncounted" in {row["name"] for row in faults["faults"]}
@@ -68,6 +74,8 @@ def test_a_theorem_is_explained_with_the_faults_that_break_it(capsys: pytest.Cap
     assert main(["explain", "t4"]) == 0
     shown = capsys.readouterr().out
     assert "nothing settled is lost" in shown and "Source:" in shown
+    assert main(["explain", "p2"]) == 0
+    assert capsys.readouterr().out.startswith("P2, counts are owners\n")
 
 
 def test_the_pinned_tables_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

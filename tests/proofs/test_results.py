@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from draftproof.proofs.obligations import Verdict, outcome_of
-from draftproof.proofs.results import MORE_ROWS, Run, passed, summary, theorem_rows
+from draftproof.proofs.results import FULL_ROWS, MORE_ROWS, Run, passed, summary, theorem_rows
+from draftproof.proofs.run import full_tasks, partial_tasks, standard_tasks, stands_on
+from draftproof.proofs.sources import FULL_SOURCES
 from draftproof.spec.theorems import THEOREMS
 
 
@@ -135,6 +137,32 @@ def test_a_partial_run_speaks_about_its_theorems_only() -> None:
     assert summary(run)["partial"] == ["T2"]
     assert [row["key"] for row in theorem_rows(run)] == ["T2"]
     assert not passed(run._replace(verdicts=[]))
+
+
+def test_a_full_run_must_prove_what_a_standard_run_leaves_out() -> None:
+    more = [verdict(name=f"pool/{key}", theorem=key) for key in FULL_ROWS]
+    full = a_run(full=True, verdicts=[*a_run().verdicts, *more])
+    assert passed(full)
+    assert [row["key"] for row in theorem_rows(full)] == [*THEOREMS, *MORE_ROWS, *FULL_ROWS]
+    assert summary(full)["theorems"]["proved"] == 16 + len(FULL_ROWS)
+    assert not passed(a_run(full=True)), "nothing is claimed about the pool"
+    for place in range(len(more)):
+        unknown = [*more[:place], more[place]._replace(outcome="unknown"), *more[place + 1 :]]
+        assert not passed(full._replace(verdicts=[*a_run().verdicts, *unknown]))
+    assert not set(FULL_ROWS) & {row["key"] for row in theorem_rows(a_run())}
+
+
+def test_a_run_about_the_pool_needs_no_ledger_and_all_of_the_pool() -> None:
+    assert stands_on(frozenset({"P2"})) == frozenset(FULL_ROWS)
+    assert stands_on(frozenset({"T7"})) == {"T7", "invariants", "R1"}
+    assert {task.subject for task in partial_tasks(frozenset(FULL_ROWS))} == set(FULL_SOURCES)
+    assert not {task.subject for task in partial_tasks(frozenset({"T7"}))} & set(FULL_SOURCES)
+
+
+def test_only_a_full_run_does_the_work_of_the_pool() -> None:
+    wanted = {(kind, source) for kind in ("obligations", "vacuity", "controls") for source in FULL_SOURCES}
+    assert wanted <= {(task.kind, task.subject) for task in full_tasks()}
+    assert not wanted & {(task.kind, task.subject) for task in standard_tasks()}
 
 
 def test_both_solvers_must_agree() -> None:

@@ -29,7 +29,8 @@ def _truth(value: Any) -> Any:
 
 def _where(condition: Any, then: Any, otherwise: Any) -> Any:
     # Two Python integers become int64, also beside narrower columns: `apply` refuses those.
-    return np.where(_truth(condition), then, otherwise)
+    # The empty index turns a result without dimensions into a scalar again.
+    return np.where(_truth(condition), then, otherwise)[()]
 
 
 register_carrier(

@@ -23,7 +23,7 @@ def register(commands: Subparsers) -> None:
     """Add the commands to the parser of `draftproof`."""
     prove = commands.add_parser("prove", help="prove every theorem for all sizes, and find every known fault")
     prove.add_argument("theorem", nargs="*", help="only these theorems (a quick look, not a full check)")
-    prove.add_argument("--full", action="store_true", help="also search every fault's shortest trace anew")
+    prove.add_argument("--full", action="store_true", help="also prove the pool, and search all traces anew")
     prove.add_argument("--fault", metavar="NAME", help="prove the code with this fault put in: it must fail")
     prove.add_argument("--overview", metavar="FILE", type=Path, help="also write the overview as Markdown")
     prove.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -81,6 +81,8 @@ def _prove(options: argparse.Namespace) -> int:
     chosen = frozenset(names.theorem(name) for name in options.theorem)
     if chosen and (options.full or options.overview):
         raise UserError("--full and --overview are about everything: leave the theorems out", 2)
+    if options.full and options.overview:
+        raise UserError("the overview is that of a standard run: leave --full out", 2)
     if options.overview:
         output.check_writable(options.overview)
     found = run.prove(chosen, quiet=options.json, full=options.full)
@@ -130,19 +132,17 @@ def _prove_fault(name: str, as_json: bool) -> int:
 
 
 def _theorems(options: argparse.Namespace) -> int:
-    from draftproof.proofs.results import MORE_ROWS
-    from draftproof.spec.theorems import THEOREMS
+    from draftproof.proofs.results import TEXTS
 
-    rows = {**THEOREMS, **MORE_ROWS}
     if options.json:
         _print_json(
             [
                 {"key": key, "name": name, "meaning": meaning, "source": source}
-                for key, (name, meaning, source) in rows.items()
+                for key, (name, meaning, source) in TEXTS.items()
             ]
         )
         return 0
-    for key, (name, meaning, _) in rows.items():
+    for key, (name, meaning, _) in TEXTS.items():
         print(f"{key:<10} {name}")
         print(textwrap.indent(textwrap.fill(meaning, 90), " " * 11))
     return 0
@@ -186,11 +186,10 @@ def _faults(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     from draftproof.proofs import names
     from draftproof.proofs.faults import all_faults
-    from draftproof.proofs.results import MORE_ROWS, theorem_text
-    from draftproof.spec.theorems import THEOREMS
+    from draftproof.proofs.results import TEXTS, theorem_text
 
     faults = {fault.name for fault in all_faults()}
-    theorems = {key.lower(): key for key in (*THEOREMS, *MORE_ROWS)}
+    theorems = {key.lower(): key for key in TEXTS}
     if options.name in faults:
         return _explain_fault(options)
     key = theorems.get(options.name.lower())
@@ -265,9 +264,9 @@ def _export(options: argparse.Namespace) -> int:
 
     requirements.check()
     from draftproof.proofs.smtlib import export
-    from draftproof.proofs.sources import SOURCES, built
+    from draftproof.proofs.sources import FULL_SOURCES, SOURCES, built
 
-    obligations = [obligation for source in SOURCES for obligation in built(source)]
+    obligations = [obligation for source in (*SOURCES, *FULL_SOURCES) for obligation in built(source)]
     count = export(obligations, options.folder)
     if options.json:
         _print_json({"folder": str(options.folder), "files": count})

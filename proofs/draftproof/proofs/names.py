@@ -6,8 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from draftproof.impl.cli import UserError
-from draftproof.proofs.results import MORE_ROWS
-from draftproof.spec.theorems import THEOREMS
+from draftproof.proofs.results import TEXTS
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
@@ -20,8 +19,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 
 def theorem(name: str) -> str:
     """The theorem's key, in whatever case it was typed."""
-    known = [*THEOREMS, *MORE_ROWS]
-    for key in known:
+    for key in TEXTS:
         if key.lower() == name.lower():
             return key
-    raise unknown("theorem", name, known)
+    raise unknown("theorem", name, TEXTS)

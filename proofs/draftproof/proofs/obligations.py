@@ -15,6 +15,7 @@ import z3
 from draftproof.proofs.carrier_z3 import facts_about, floor_facts, floor_terms
 from draftproof.proofs.solvers import (
     CVC5_RESOURCES,
+    MODEL_RESOURCES,
     Z3_RESOURCES,
     answer_of,
     ask_cvc5,
@@ -156,7 +157,7 @@ def decide(
 def satisfiable(hypotheses: dict[str, Any]) -> bool:
     """Whether some state meets the hypotheses: otherwise everything follows from them. z3 must say so."""
     stated = [_formula(fact) for fact in hypotheses.values()]
-    return ask_z3(stated + floor_facts(stated)).verdict == "sat"
+    return ask_z3(stated + floor_facts(stated), MODEL_RESOURCES).verdict == "sat"
 
 
 def needed_hypotheses(obligation: Obligation, minimal: bool = True) -> tuple[str, ...] | None:

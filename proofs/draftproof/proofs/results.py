@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from draftproof.proofs.tasks import Finding
 from draftproof.spec.events import EVENTS
+from draftproof.spec.pool_theorems import POOL_THEOREMS
 from draftproof.spec.theorems import THEOREMS
 
 MORE_ROWS: dict[str, tuple[str, str, str]] = {
@@ -48,6 +49,12 @@ MORE_ROWS: dict[str, tuple[str, str, str]] = {
     ),
 }
 
+FULL_ROWS: dict[str, tuple[str, str, str]] = {**POOL_THEOREMS}
+"""Theorems that only a full run asks about, or a run that names them."""
+
+TEXTS: dict[str, tuple[str, str, str]] = {**THEOREMS, **MORE_ROWS, **FULL_ROWS}
+"""Name, meaning and source of every row that a table can have."""
+
 
 class Run(NamedTuple):
     """Everything a run found."""
@@ -66,9 +73,13 @@ class Run(NamedTuple):
     seconds: float
     only: frozenset[str] = frozenset()
     """The theorems a partial run was about; empty if everything was asked."""
+    full: bool = False
+    """Whether everything that `--full` adds was asked too."""
 
 
-def gather(findings: Iterable[Finding], seconds: float, only: frozenset[str] = frozenset()) -> Run:
+def gather(
+    findings: Iterable[Finding], seconds: float, only: frozenset[str] = frozenset(), full: bool = False
+) -> Run:
     """Sort findings by kind; of a partial run, keep what it is about."""
     rows: dict[str, list[Any]] = {}
     for finding in findings:
@@ -90,14 +101,20 @@ def gather(findings: Iterable[Finding], seconds: float, only: frozenset[str] = f
         broken=sorted(rows.get("broken", [])),
         seconds=seconds,
         only=only,
+        full=full,
     )
 
 
 def theorem_text(key: str) -> tuple[str, str, str]:
     """Name, meaning and source of a table row."""
-    if key in THEOREMS:
-        return THEOREMS[key]
-    return MORE_ROWS[key]
+    return TEXTS[key]
+
+
+def asked_rows(run: Run) -> list[str]:
+    """The keys of the rows that a run must prove."""
+    if run.only:
+        return [key for key in TEXTS if key in run.only]
+    return [key for key in TEXTS if run.full or key not in FULL_ROWS]
 
 
 def theorem_rows(run: Run) -> list[dict[str, Any]]:
@@ -111,7 +128,7 @@ def theorem_rows(run: Run) -> list[dict[str, Any]]:
             name.rpartition(":")[2] for name in core or () if "invariant" in name.split(":")[:-1]
         )
     rows = []
-    for key in [key for key in (*THEOREMS, *MORE_ROWS) if not run.only or key in run.only]:
+    for key in asked_rows(run):
         name, meaning, source = theorem_text(key)
         verdicts = by_key.get(key, [])
         rows.append(
@@ -151,8 +168,8 @@ def matrix(run: Run) -> dict[str, Any]:
 
 
 def is_theorem(key: str) -> bool:
-    """T1 to T14, R1 and R2; the other rows are families of statements that the theorems stand on."""
-    return key in THEOREMS or key in ("R1", "R2")
+    """T1 to T14, R1 and R2, and the pool's; the other rows are families that the theorems stand on."""
+    return key in THEOREMS or key in FULL_ROWS or key in ("R1", "R2")
 
 
 def counted(rows: list[dict[str, Any]]) -> dict[str, int]:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 
-from draftproof.proofs.results import Run, gather
+from draftproof.proofs.results import FULL_ROWS, Run, gather
 from draftproof.proofs.tasks import Finding, Task, in_parts
 from draftproof.proofs.workers import run as run_tasks
 
@@ -31,6 +31,35 @@ def vacuity_tasks() -> list[Task]:
     return [Task("vacuity", source) for source in SOURCES]
 
 
+def pool_tasks() -> list[Task]:
+    """The obligations and vacuity of the sources that a standard run leaves out."""
+    from draftproof.proofs.sources import FULL_SOURCES
+
+    return [
+        task
+        for source in FULL_SOURCES
+        for task in (*in_parts("obligations", source, PARTS), Task("vacuity", source))
+    ]
+
+
+def partial_tasks(theorems: frozenset[str]) -> list[Task]:
+    """What some theorems and those they stand on need."""
+    tasks = obligation_tasks() + vacuity_tasks() if theorems.difference(FULL_ROWS) else []
+    return tasks + (pool_tasks() if theorems.intersection(FULL_ROWS) else [])
+
+
+def stands_on(theorems: frozenset[str]) -> frozenset[str]:
+    """The theorems, with those that their proofs use: every step's the invariants and the queue facts.
+
+    The invariants of the pool belong to its theorems, so each of these stands on all of them.
+    """
+    if theorems.intersection(FULL_ROWS):
+        theorems = theorems.union(FULL_ROWS)
+    if theorems.difference(FULL_ROWS):
+        theorems = theorems.union({"invariants", "R1"})
+    return theorems
+
+
 def standard_tasks() -> list[Task]:
     """Everything `make prove` does."""
     from draftproof.proofs.sources import CONTROLLED
@@ -47,13 +76,17 @@ def standard_tasks() -> list[Task]:
 
 
 def full_tasks() -> list[Task]:
-    """What `make prove-full` adds: traces searched anew, mutants for CrossHair, cores of the refinement."""
+    """What `make prove-full` adds: traces searched anew, mutants for CrossHair, cores of the refinement,
+    and the proofs, controls and witnesses of what does not run yet (the pool)."""
     from draftproof.proofs.faults import all_faults
+    from draftproof.proofs.sources import FULL_CONTROLLED
 
     return [
         *[Task("search", fault.name) for fault in all_faults()],
         *in_parts("crosshair_mutants", "", 4),
         *[Task("needs", source) for source in REFINEMENT],
+        *[task for source in FULL_CONTROLLED for task in in_parts("controls", source, PARTS)],
+        *pool_tasks(),
     ]
 
 
@@ -85,9 +118,9 @@ def prove(theorems: frozenset[str] = frozenset(), quiet: bool = False, full: boo
     """Prove everything, or some theorems, on the worker processes, and gather what they found."""
     start = time.perf_counter()
     if theorems:
-        theorems |= {"invariants", "R1"}  # what every step stands on
-        tasks = obligation_tasks() + vacuity_tasks()
+        theorems = stands_on(theorems)
+        tasks = partial_tasks(theorems)
     else:
         tasks = (full_tasks() if full else []) + standard_tasks()
     findings = list(followed(run_tasks(tasks), len(tasks), quiet))
-    return gather(findings, time.perf_counter() - start, theorems)
+    return gather(findings, time.perf_counter() - start, theorems, full)

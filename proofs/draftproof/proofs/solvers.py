@@ -15,6 +15,9 @@ import z3
 
 Z3_RESOURCES = 5_000_000
 """z3 `rlimit` units: about ten times what the hardest obligation needs; a false one gives up in seconds."""
+MODEL_RESOURCES = 20_000_000
+"""z3 `rlimit` units to find a model: over a small pool written out it costs more than a proof, and several
+times more or less by what the process was asked before."""
 CVC5_RESOURCES = 1_000_000
 """cvc5 `rlimit` units, likewise."""
 

@@ -57,9 +57,12 @@ def _vacuity(task: Task) -> list[Any]:
 
 def _controls(task: Task) -> list[Any]:
     from draftproof.proofs.controls import decide_control
-    from draftproof.proofs.sources import CONTROLLED
+    from draftproof.proofs.solvers import MODEL_RESOURCES, Z3_RESOURCES
+    from draftproof.proofs.sources import CONTROLLED, FULL_CONTROLLED
 
-    return [(one.name, one.sentence, decide_control(one)) for one in CONTROLLED[task.subject]()]
+    asked = (CONTROLLED | FULL_CONTROLLED)[task.subject]()
+    resources = MODEL_RESOURCES if task.subject in FULL_CONTROLLED else Z3_RESOURCES
+    return [(one.name, one.sentence, decide_control(one, resources)) for one in task.of(asked)]
 
 
 def _needs(task: Task) -> list[Any]:
