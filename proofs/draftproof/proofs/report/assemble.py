@@ -27,7 +27,7 @@ EXPLORED = (
     },
     {
         "what": "reachable witnesses of every antecedent",
-        "bound": "exact runs with prompts of 1 and 3 tokens, two drafts, at most 9 tokens",
+        "bound": "exact runs with prompts of 1 to 3 tokens, two drafts, a fence of 0 or 1, at most 9 tokens",
     },
     {
         "what": "the ghosts against the token-level reference, in the tests",
