@@ -6,18 +6,20 @@ Compared on calls from random walks over the exact queue (states that occur) and
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import pytest
 import z3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftproof.impl import accounting, carrier_numpy, compiled
+from draftproof.impl import accounting, carrier_numpy, compiled, dispatch
 from draftproof.impl.contracts import plain
 from draftproof.proofs import carrier_z3
 from draftproof.spec import algebra, queue
@@ -186,6 +188,81 @@ def test_carriers_agree_on_any_integers(carrier: str, name: str) -> None:
     compare()
 
 
+# ---- what a step will bring back --------------------------------------------------------------------------
+
+TOLD: dict[str, Callable[[Ledger, Any], Any]] = {
+    "num_drafts": dispatch.num_drafts_in_step,
+    "samples": dispatch.samples_in_step,
+}
+
+
+def num_new_tokens(call: Call) -> int:
+    assert isinstance(call.event, Schedule)
+    return call.event.num_new_tokens
+
+
+@functools.cache
+def told_by_numba(name: str) -> Callable[[Ledger, Any], Any]:
+    return numba.njit(TOLD[name])  # type: ignore[no-any-return]
+
+
+def told(carrier: str, name: str, calls: Sequence[Call]) -> list[Any]:
+    """The answers of a carrier to calls of `schedule`, as Python scalars."""
+    code, asked = TOLD[name], [num_new_tokens(call) for call in calls]
+    ledgers = [call.ledger for call in calls]
+    if carrier == "numba":
+        return [told_by_numba(name)(ledger, number) for ledger, number in zip(ledgers, asked, strict=True)]
+    if carrier == "z3":
+        pairs = [(carrier_z3.as_terms(call.ledger), z3.IntVal(num_new_tokens(call))) for call in calls]
+        return [constant(code(ledger, number)) for ledger, number in pairs]
+    if carrier == "numpy":
+        return list(code(carrier_numpy.columns(ledgers), np.array(asked)).tolist())
+    import torch
+
+    from draftproof.gpu import carrier_torch
+
+    dtype = getattr(torch, carrier.removeprefix("torch "))
+    found = code(carrier_torch.columns(ledgers, dtype), torch.tensor(asked, dtype=dtype))
+    assert found.dtype == (torch.bool if name == "samples" else dtype)
+    return list(found.tolist())
+
+
+def agree_on_what_is_told(carrier: str, name: str, calls: Sequence[Call]) -> None:
+    """Assert that a carrier answers as plain integers do, kinds of value included."""
+    expected = [TOLD[name](call.ledger, num_new_tokens(call)) for call in calls]
+    found = told(carrier, name, calls)
+    assert [(type(one), one) for one in found] == [(type(one), one) for one in expected], (name, calls)
+
+
+@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("carrier", EACH_CARRIER)
+def test_carriers_agree_on_what_a_step_will_bring_back(carrier: str, name: str) -> None:
+    @settings(max_examples=25, deadline=None, derandomize=True)
+    @given(st.lists(st.builds(Call, LEDGERS, st.builds(Schedule, COUNTS)), min_size=1, max_size=6))
+    def compare(calls: list[Call]) -> None:
+        agree_on_what_is_told(carrier, name, calls)
+
+    @settings(max_examples=25, deadline=None, derandomize=True)
+    @given(walked())
+    def compare_what_occurs(setup: tuple[Rules, dict[str, list[Call]]]) -> None:
+        if "schedule" in setup[1]:
+            agree_on_what_is_told(carrier, name, setup[1]["schedule"])
+
+    compare()
+    compare_what_occurs()
+
+
+@pytest.mark.parametrize("carrier", EACH_CARRIER)
+def test_a_carrier_that_tells_something_else_is_caught(carrier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One draft too many where all of the prompt is in one step."""
+    calls = [Call(initial(5), Schedule(5)), Call(initial(5), Schedule(7))]
+    agree_on_what_is_told(carrier, "num_drafts", calls)
+    right = told
+    monkeypatch.setitem(globals(), "told", lambda *call: [one + 1 for one in right(*call)])
+    with pytest.raises(AssertionError):
+        agree_on_what_is_told(carrier, "num_drafts", calls)
+
+
 @pytest.mark.parametrize("package", ["numpy", pytest.param("torch", marks=needs_torch), "z3"])
 def test_a_carrier_that_differs_is_caught(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each planted carrier rounds up to the next block instead of down."""
@@ -288,7 +365,6 @@ def test_compiled_loops_move_every_row_as_integers_do(loop: str) -> None:
 @pytest.mark.parametrize("mode", [False, True])
 def test_the_whole_algebra_compiles(mode: bool) -> None:
     """Also the operations that only the specification uses."""
-    import numba
 
     def derived(first: int, second: int, flag: bool) -> tuple[int, int, bool, bool, bool]:
         return (

@@ -52,9 +52,14 @@ OURS = (
     "one-placeholder-per-output",
     "trimmed-tokens-stay-known",
     "draft-groups-never-served",
+    "chunk-cuts-lookahead",
+    "short-prompt-waits-for-lookahead",
+    "idle-session-keeps-its-count",
+    "idle-session-starts-by-itself",
 )
 """Faults that no report tells: each is the only one of its kind (the fence ignored everywhere, accepted
-drafts that stay reserved, trimmed tokens in N, a look-up that gives everything back)."""
+drafts that stay reserved, trimmed tokens in N, a look-up that gives everything back, a chunk that cuts the
+drafter's look-ahead, one that waits for it for ever, a session that loses its blocks between turns)."""
 AREAS = {
     "trim": 6,
     "reject-rollback": 3,

@@ -10,14 +10,16 @@ import pytest
 import z3
 
 from draftproof.impl import pool as running
-from draftproof.proofs import pool_bounded, pool_mutants, pool_proof, pool_rows
+from draftproof.proofs import pool, pool_loops, pool_mutants, pool_witnesses
 from draftproof.proofs.obligations import Obligation, decide, satisfiable
 from draftproof.proofs.pool_code import Loop, code, sources
 from draftproof.proofs.pool_mutant import PoolMutant
 from draftproof.proofs.pool_mutants import MUTANTS
+from draftproof.proofs.shared_solver import decide_by_z3
 from draftproof.proofs.solvers import ask_z3
-from draftproof.proofs.sources import built
+from draftproof.proofs.sources import built, to_satisfy
 from draftproof.proofs.symbolic_arrays import Access, symbolic_array
+from draftproof.proofs.vacuity import met
 from draftproof.spec import pool_ghosts
 from draftproof.spec.pool import Contents, Ghosts, Pool, PoolState, Sizes
 from draftproof.spec.pool_calls import PRIMITIVES
@@ -25,23 +27,27 @@ from draftproof.spec.pool_effects import EFFECTS
 from draftproof.spec.pool_invariants import INVARIANTS, LAYERS
 from draftproof.spec.pool_theorems import POOL_THEOREMS
 
-SUBJECTS = (*PRIMITIVES, "look_up", *pool_rows.PIECES)
-"""What the claims are about: the second part of their names."""
+FEWEST = dict.fromkeys(PRIMITIVES, 39) | {"look_up": 13, "links": 4, "withdraw_all": 2, "release_all": 4}
+"""Claims about a subject: at least so many, or one."""
 
 
-def claimed(subject: str) -> list[Obligation]:
-    return [claim for claim in built("pool") if claim.name.split("/")[1] == subject]
+def claimed(subject: str) -> tuple[Obligation, ...]:
+    return built(f"pool/{subject}")
 
 
-@pytest.mark.parametrize("subject", SUBJECTS)
+def all_claims() -> list[Obligation]:
+    return [claim for subject in pool.SUBJECTS for claim in claimed(subject)]
+
+
+@pytest.mark.parametrize("subject", pool.SUBJECTS)
 def test_everything_is_proved_for_all_sizes(subject: str) -> None:
-    asked = {claim.name: [*claim.hypotheses.values(), z3.Not(claim.goal)] for claim in claimed(subject)}
-    verdicts = {name: ask_z3(formulas).verdict for name, formulas in asked.items()}
-    assert len(verdicts) >= (1 if subject in pool_rows.PIECES else 13)
-    assert {name for name, verdict in verdicts.items() if verdict != "unsat"} == set()
+    verdicts = decide_by_z3(claimed(subject))
+    assert len(verdicts) >= FEWEST.get(subject, 1)
+    assert {(verdict.name, verdict.z3) for verdict in verdicts if verdict.outcome != "proved"} == set()
+    assert {verdict.cvc5 for verdict in verdicts} == {"not asked"}
 
 
-@pytest.mark.parametrize("subject", ["row_copy", "row_equal"])
+@pytest.mark.parametrize("subject", ["row_copy", "row_equal", "links", "release_all"])
 def test_the_second_solver_reads_and_proves_the_same(subject: str) -> None:
     """The rest is asked of both in a full run of the proofs."""
     verdicts = {claim.name: decide(claim).outcome for claim in claimed(subject)}
@@ -49,9 +55,10 @@ def test_the_second_solver_reads_and_proves_the_same(subject: str) -> None:
 
 
 def test_names_are_unique_and_every_theorem_and_invariant_is_claimed() -> None:
-    claims = built("pool")
+    claims = all_claims()
     names = [claim.name for claim in claims]
-    assert {name.split("/")[1] for name in names} == set(SUBJECTS)
+    for subject in pool.SUBJECTS:
+        assert {claim.name.split("/")[1] for claim in claimed(subject)} == {subject}
     assert len(names) == len(set(names))
     assert {claim.theorem for claim in claims} == set(POOL_THEOREMS)
     for primitive, invariant in itertools.product((*PRIMITIVES, "new_pool"), INVARIANTS):
@@ -64,7 +71,7 @@ def test_names_are_unique_and_every_theorem_and_invariant_is_claimed() -> None:
 
 
 def test_every_array_that_a_primitive_touches_is_claimed_to_be_touched_inside() -> None:
-    found = {claim.name.removeprefix("pool/") for claim in built("pool") if claim.kind == "memory"}
+    found = {claim.name.removeprefix("pool/") for claim in all_claims() if claim.kind == "memory"}
     assert "take/in_bounds/next_free" in found
     assert "own_copy/in_bounds/token_ids" in found
     assert "withdraw/in_bounds/ref_count" not in found
@@ -74,19 +81,35 @@ def test_every_array_that_a_primitive_touches_is_claimed_to_be_touched_inside() 
 
 
 def test_states_worth_showing_exist_and_collisions_need_a_digest_that_is_not_injective() -> None:
-    for name, facts in pool_bounded.shown_states().items():
+    for name, facts in pool_witnesses.shown_states().items():
         assert satisfiable(facts), name
-    assert ask_z3(list(pool_bounded.colliding_with_an_injective_digest().values())).verdict == "unsat"
+    assert ask_z3(list(pool_witnesses.colliding_with_an_injective_digest().values())).verdict == "unsat"
 
 
-def test_every_group_of_hypotheses_has_a_small_pool_and_those_of_a_copy_can_be_met() -> None:
-    """A full run of the proofs asks for all of them; a copy is the call that does most."""
-    witnesses = pool_bounded.witnesses()
-    groups = {claim.assumption_group for subject in (*PRIMITIVES, "look_up") for claim in claimed(subject)}
-    assert groups <= set(witnesses)
-    asked = [group for group in groups if group.startswith("pool/own_copy/")]
-    assert len(asked) == len(pool_proof.USED)
-    assert [group for group in asked if not satisfiable(witnesses[group])] == []
+@pytest.mark.parametrize("subject", [*PRIMITIVES, "look_up", "links", *pool_loops.LOOPS])
+def test_every_group_of_hypotheses_is_met_by_a_small_pool(subject: str) -> None:
+    witnesses = pool.witnesses(subject)
+    for claim in claimed(subject):
+        facts = witnesses[claim.assumption_group]
+        assert {name for name in claim.hypotheses if facts.get(name) is None} == set()
+        assert all(
+            facts[name].eq(fact) for name, fact in claim.hypotheses.items() if not isinstance(fact, bool)
+        )
+    asked = to_satisfy(f"pool/{subject}")
+    assert len(asked) >= len({claim.assumption_group for claim in claimed(subject)})
+    assert [group for group, is_met in met(asked).items() if not is_met] == []
+
+
+def test_what_nothing_meets_is_not_met_whatever_was_met_before() -> None:
+    number: Any = z3.Int("number")
+    groups = {
+        "some": {"positive": number > 0},
+        "more": {"positive": number > 0, "small": number < 100},
+        "none": {"positive": number > 0, "negative": number < 0},
+        "false": {"false": False},
+        "again": {"negative": number < 0},
+    }
+    assert met(groups) == {"some": True, "more": True, "none": False, "false": False, "again": True}
 
 
 # ---- what is wrong is refuted
@@ -143,10 +166,10 @@ def test_what_is_proved_is_what_runs() -> None:
     run = code()
     assert set(sources()) <= {name for name in vars(running) if callable(getattr(running, name))}
     one, other = running.new_pool(3, 2, 2), running.new_pool(3, 2, 2)
-    for used, pool in ((run, one), (vars(running), other)):
-        block = used["take"](pool, True)
-        used["append"](pool, block, 7, True)
-        used["release"](pool, block, True)
+    for used, arrays in ((run, one), (vars(running), other)):
+        block = used["take"](arrays, True)
+        used["append"](arrays, block, 7, True)
+        used["release"](arrays, block, True)
     assert all(first.tobytes() == second.tobytes() for first, second in zip(one, other, strict=True))
 
 

@@ -18,7 +18,8 @@ from draftproof.proofs.obligations import (
     outcome_of,
     satisfiable,
 )
-from draftproof.proofs.solvers import Answer, ask_cvc5, ask_z3, to_smtlib
+from draftproof.proofs.shared_solver import SharedSolver, decide_by_z3
+from draftproof.proofs.solvers import Answer, ask_cvc5, ask_z3, new_solver, to_smtlib
 
 number: Any = z3.Int("number")
 other: Any = z3.Int("other")
@@ -122,6 +123,26 @@ def test_a_second_solver_that_gives_up_unproves(monkeypatch: pytest.MonkeyPatch)
 def test_a_second_solver_that_disagrees_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prover, "ask_cvc5", lambda script, resources: Answer("sat", 0.0))
     assert decide(claim(number + 1 > 1, positive=number > 0)).outcome == "disagreement"
+
+
+def test_one_solver_says_that_it_was_alone() -> None:
+    true, false = claim(number + 1 > number), claim(number > 1, positive=number > 0)
+    verdicts = decide_by_z3([true, false, true])
+    assert [(one.outcome, one.z3, one.cvc5) for one in verdicts] == [
+        ("proved", "unsat", "not asked"),
+        ("refuted", "sat", "not asked"),
+        ("proved", "unsat", "not asked"),
+    ]
+    assert verdicts[1].counterexample == {"number": "1"}
+    assert [one.outcome for one in decide_by_z3([hard()], resources=2_000)] == ["unknown"]
+
+
+def test_a_shared_solver_answers_what_a_new_one_does() -> None:
+    solver = SharedSolver(new_solver([]))
+    above, below, same = number > 5, number < 5, number == other
+    questions = [[above], [above, below], [above, same], [same, other > 9], [same], [], [below, same, above]]
+    for question in [*questions, *reversed(questions)]:
+        assert solver.ask(question).verdict == ask_z3(question).verdict, question
 
 
 def test_the_second_solver_reads_the_text_for_itself() -> None:

@@ -22,7 +22,7 @@ from draftproof.proofs.report.page import SCRIPTS
 from draftproof.proofs.report.stories import compact_strip, fault_data
 from draftproof.proofs.report.summary import verdict
 from draftproof.proofs.report.words import CONSEQUENCES, GHOSTS, GROUPS, LETTERS
-from draftproof.proofs.results import MORE_ROWS
+from draftproof.proofs.results import MORE_ROWS, POOL_ROWS
 from draftproof.spec.events import EVENTS
 from draftproof.spec.ghosts import GHOST_SYMBOLS
 from draftproof.spec.ledger import SYMBOLS
@@ -108,11 +108,23 @@ def test_a_failed_cell_says_so_in_words() -> None:
     assert "failed, 1 of 2 proved" in Page(render(data)).text
 
 
+def test_what_one_solver_decided_is_told_apart() -> None:
+    both = Page(render(sample())).text
+    assert "by z3 and by cvc5: none failed" in both and "z3 alone" not in both and "not asked" not in both
+    data = sample()
+    data["prove"]["obligations"]["by_z3_alone"] = {"total": 370, "proved": 370}
+    data["prove"]["details"]["theorems"][0]["solvers"] = ["z3"]
+    one = Page(render(data)).text
+    assert "by z3 and by cvc5, but 370 about the block pool by z3 alone: none failed" in one
+    assert "(one of them, in this run, about the block pool)" in one
+    assert "cvc5 not asked" in one
+
+
 def test_the_words_cover_every_letter_and_every_theorem() -> None:
     assert list(LETTERS) == [*SYMBOLS.values(), *GHOST_SYMBOLS.values()]
     assert set(GHOSTS) == set(GHOST_SYMBOLS.values())
     grouped = [key for _, keys in GROUPS for key in keys]
-    assert sorted(grouped) == sorted([*THEOREMS, *MORE_ROWS])
+    assert sorted(grouped) == sorted([*THEOREMS, *MORE_ROWS, *POOL_ROWS])
     assert set(THEOREMS) <= set(CONSEQUENCES) <= set(grouped)
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from draftproof.proofs.obligations import Verdict, outcome_of
-from draftproof.proofs.results import FULL_ROWS, MORE_ROWS, Run, passed, summary, theorem_rows
+from draftproof.proofs.pool import SOURCES as POOL_SOURCES
+from draftproof.proofs.results import POOL_ROWS, TEXTS, Run, is_theorem, passed, summary, theorem_rows
 from draftproof.proofs.run import full_tasks, partial_tasks, standard_tasks, stands_on
-from draftproof.proofs.sources import FULL_SOURCES
-from draftproof.spec.theorems import THEOREMS
+from draftproof.proofs.sources import BY_Z3_ALONE, CONTROLLED, SOURCES
+from draftproof.proofs.verdicts import NOT_ASKED
+
+LEDGER_ROWS = [key for key in TEXTS if key not in POOL_ROWS]
+"""What both solvers are asked about in every run."""
 
 
 class Confirmed:
@@ -41,8 +45,13 @@ def verdict(outcome: str = "proved", name: str = "output/theorem/T2/x", theorem:
     return Verdict(name, "theorem", theorem, outcome, "unsat", "unsat", 0.1, 0.2, {})
 
 
+def about_the_pool(cvc5: str) -> list[Verdict]:
+    return [verdict(name=f"pool/{key}", theorem=key)._replace(cvc5=cvc5) for key in POOL_ROWS]
+
+
 def a_run(**changes: Any) -> Run:
-    every_row = [verdict(name=f"a/theorem/{key}/x", theorem=key) for key in (*THEOREMS, *MORE_ROWS)]
+    every_row = [verdict(name=f"a/theorem/{key}/x", theorem=key) for key in LEDGER_ROWS]
+    every_row += about_the_pool(NOT_ASKED)
     run = Run(
         verdicts=every_row,
         vacuous=[],
@@ -121,12 +130,14 @@ def test_counts_are_reported_apart() -> None:
     assert summary(run)["obligations"] == {
         "total": 4,
         "proved": 1,
+        "by_both": {"total": 4, "proved": 1},
+        "by_z3_alone": {"total": 0, "proved": 0},
         "failed": 1,
         "unknown": 1,
         "vacuous": 0,
         "disagreements": 1,
     }
-    assert summary(run)["theorems"] == {"total": 16, "proved": 0}
+    assert summary(run)["theorems"] == {"total": sum(map(is_theorem, TEXTS)), "proved": 0}
 
 
 def test_a_partial_run_speaks_about_its_theorems_only() -> None:
@@ -139,30 +150,55 @@ def test_a_partial_run_speaks_about_its_theorems_only() -> None:
     assert not passed(run._replace(verdicts=[]))
 
 
-def test_a_full_run_must_prove_what_a_standard_run_leaves_out() -> None:
-    more = [verdict(name=f"pool/{key}", theorem=key) for key in FULL_ROWS]
-    full = a_run(full=True, verdicts=[*a_run().verdicts, *more])
-    assert passed(full)
-    assert [row["key"] for row in theorem_rows(full)] == [*THEOREMS, *MORE_ROWS, *FULL_ROWS]
-    assert summary(full)["theorems"]["proved"] == 16 + len(FULL_ROWS)
-    assert not passed(a_run(full=True)), "nothing is claimed about the pool"
-    for place in range(len(more)):
-        unknown = [*more[:place], more[place]._replace(outcome="unknown"), *more[place + 1 :]]
-        assert not passed(full._replace(verdicts=[*a_run().verdicts, *unknown]))
-    assert not set(FULL_ROWS) & {row["key"] for row in theorem_rows(a_run())}
+def test_what_one_solver_decided_is_never_counted_as_decided_by_both() -> None:
+    run = a_run()
+    counts = summary(run)["obligations"]
+    ledgers = len(LEDGER_ROWS)
+    assert counts["by_both"] == {"total": ledgers, "proved": ledgers}
+    assert counts["by_z3_alone"] == {"total": len(POOL_ROWS), "proved": len(POOL_ROWS)}
+    assert counts["total"] == counts["proved"] == ledgers + len(POOL_ROWS)
+    solvers = {row["key"]: row["solvers"] for row in theorem_rows(run)}
+    assert solvers["T2"] == ["z3", "cvc5"] and solvers["P2"] == ["z3"]
+    one_more = [*run.verdicts, verdict(name="pool/more", theorem="P2")]
+    assert next(row for row in theorem_rows(run._replace(verdicts=one_more)) if row["key"] == "P2")[
+        "solvers"
+    ] == ["z3"]
+
+
+def test_one_solver_is_enough_about_the_pool_only_and_not_in_a_full_run() -> None:
+    run = a_run()
+    assert passed(run)
+    assert not passed(run._replace(full=True))
+    by_both = [one._replace(cvc5="unsat") for one in run.verdicts]
+    assert passed(run._replace(full=True, verdicts=by_both))
+    alone = [one._replace(cvc5=NOT_ASKED) if one.theorem == "T2" else one for one in run.verdicts]
+    assert not passed(run._replace(verdicts=alone))
+    for place, one in enumerate(run.verdicts):
+        unknown = one._replace(outcome="unknown")
+        assert not passed(run._replace(verdicts=[*run.verdicts[:place], unknown, *run.verdicts[place + 1 :]]))
 
 
 def test_a_run_about_the_pool_needs_no_ledger_and_all_of_the_pool() -> None:
-    assert stands_on(frozenset({"P2"})) == frozenset(FULL_ROWS)
+    assert stands_on(frozenset({"P2"})) == frozenset(POOL_ROWS)
     assert stands_on(frozenset({"T7"})) == {"T7", "invariants", "R1"}
-    assert {task.subject for task in partial_tasks(frozenset(FULL_ROWS))} == set(FULL_SOURCES)
-    assert not {task.subject for task in partial_tasks(frozenset({"T7"}))} & set(FULL_SOURCES)
+    assert {task.subject for task in partial_tasks(frozenset(POOL_ROWS))} == set(POOL_SOURCES)
+    assert not {task.subject for task in partial_tasks(frozenset({"T7"}))} & set(POOL_SOURCES)
 
 
-def test_only_a_full_run_does_the_work_of_the_pool() -> None:
-    wanted = {(kind, source) for kind in ("obligations", "vacuity", "controls") for source in FULL_SOURCES}
-    assert wanted <= {(task.kind, task.subject) for task in full_tasks()}
-    assert not wanted & {(task.kind, task.subject) for task in standard_tasks()}
+def test_every_run_does_the_work_of_the_pool_and_a_full_one_asks_both_solvers() -> None:
+    for full in (False, True):
+        tasks = standard_tasks(full)
+        asked = {(task.kind, task.subject) for task in tasks}
+        kind = "obligations" if full else "by_z3"
+        assert {(kind, source) for source in BY_Z3_ALONE} <= asked
+        assert {("vacuity", source) for source in SOURCES} <= asked
+        assert {("controls", source) for source in CONTROLLED} <= asked
+        decided = [task for task in tasks if task.kind in ("obligations", "by_z3")]
+        for source in SOURCES:
+            parts = [task for task in decided if task.subject == source]
+            assert len({task.kind for task in parts}) == 1
+            assert sorted(task.part for task in parts) == list(range(parts[0].parts))
+    assert not [task for task in full_tasks() if task.kind == "by_z3"]
 
 
 def test_both_solvers_must_agree() -> None:
@@ -170,3 +206,7 @@ def test_both_solvers_must_agree() -> None:
     assert outcome_of("unsat", "sat") == outcome_of("sat", "unsat") == "disagreement"
     assert outcome_of("unsat", "unknown") == outcome_of("unknown", "unsat") == "unknown"
     assert outcome_of("sat", "unknown") == "refuted"
+    assert outcome_of("unsat", NOT_ASKED) == "proved"
+    assert outcome_of("sat", NOT_ASKED) == "refuted"
+    assert outcome_of("unknown", NOT_ASKED) == "unknown"
+    assert outcome_of(NOT_ASKED, NOT_ASKED) == "unknown"

@@ -86,7 +86,12 @@ def schedule(ledger: Ledger, rules: Rules, num_new_tokens: int) -> Ledger:
 
 @transition
 def draft(ledger: Ledger, rules: Rules, num_drafts: int) -> Ledger:
-    """The drafter's proposal waits for the next step (synchronous scheduling)."""
+    """So many drafts wait for the next step, while nothing live is in flight.
+
+    Synchronously they are the drafter's proposal. Asynchronously `schedule` reserves K for the step after it,
+    and this sets another number: none or fewer where drafts were invalidated, up to K where a request that
+    resumes with one token is padded to the shape of a verification step.
+    """
     return Ledger(
         num_prompt_tokens=ledger.num_prompt_tokens,
         num_tokens=ledger.num_tokens,
@@ -182,6 +187,10 @@ def preempt(ledger: Ledger, rules: Rules, drop: bool) -> Ledger:
 
     Everything in flight becomes stale: it may be delivered later or dropped, but is never charged to
     the new life. vLLM 0.32 publishes nothing here and loses a block.
+
+    Sessions that do not run hold blocks too, and would lock a pool up if nobody could take them back. One
+    between turns stays paused: its blocks were published when the turn ended, and when its next chunk has
+    arrived it looks its tokens up. One that waits for that turn to start is preempted like any other.
     """
     settled = ledger.num_computed_tokens - (ledger.num_in_flight_tokens - ledger.num_stale_tokens)
     return Ledger(
@@ -196,8 +205,9 @@ def preempt(ledger: Ledger, rules: Rules, drop: bool) -> Ledger:
         num_trimmed_tokens=ledger.num_trimmed_tokens,
         stop_pending=ledger.stop_pending,
         num_registered_at_preemption=maximum(ledger.num_registered_tokens, registrable(settled, rules)),
-        status=PREEMPTED,
-        # A running request with stale work resumed under `drop`: that work stays dropped.
+        # Not two constants: they would become int64 beside a device's int32 columns.
+        status=where(ledger.status == PAUSED, ledger.status, PREEMPTED),
+        # Stale work here is of a request that resumed under `drop`, or of an ended turn: it stays dropped.
         drop_stale=either(drop, ledger.num_stale_tokens > 0),
     )
 

@@ -40,6 +40,21 @@ def tokens_to_schedule(
     return where(at_limit, 0, maximum(where(end < ledger.num_tokens, aligned, unaligned), 0))
 
 
+def tokens_before_lookahead(
+    ledger: Ledger, rules: Rules, num_new_tokens: int, num_prefill_lookahead_tokens: int
+) -> int:
+    """The largest prefill chunk within `num_new_tokens` that does not cut the drafter's look-ahead, or 0.
+
+    A drafter of several modules reads the A tokens after a position: a chunk leaves none of the known tokens,
+    or at least A. Cut the budget with it before `tokens_to_schedule` aligns: what both give together is in
+    `draftproof.spec.chunks`. Source: vLLM's multi-module MTP.
+    """
+    num_left = ledger.num_tokens - ledger.num_computed_tokens - num_new_tokens
+    cuts_lookahead = both(num_left > 0, num_left < num_prefill_lookahead_tokens)
+    before_lookahead = maximum(num_new_tokens - (num_prefill_lookahead_tokens - num_left), 0)
+    return where(cuts_lookahead, before_lookahead, num_new_tokens)
+
+
 def drafts_allowed(ledger: Ledger, rules: Rules, max_model_len: int) -> int:
     """Drafts the drafter may propose: N + drafts stays within the model's length. Source: vLLM #42533."""
     return minimum(rules.num_speculative_tokens, max_model_len - ledger.num_tokens)
@@ -171,6 +186,7 @@ def count_output(
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "tokens_to_schedule": tokens_to_schedule,
+    "tokens_before_lookahead": tokens_before_lookahead,
     "drafts_allowed": drafts_allowed,
     "tokens_to_keep": tokens_to_keep,
     "slots_to_reserve": slots_to_reserve,

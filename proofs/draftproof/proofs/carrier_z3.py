@@ -65,9 +65,14 @@ def floor_terms(formulas: Iterable[Any]) -> list[Any]:
     seen: set[int] = set()
     found: list[Any] = []
     for formula in formulas:
-        if z3.is_expr(formula):
+        if z3.is_expr(formula) and _mentions_floor(formula):
             _collect(formula, seen, found)
     return found
+
+
+def _mentions_floor(formula: Any) -> bool:
+    """Whether there is anything to collect. z3 looks itself: a formula without any is soon passed over."""
+    return not z3.substitute_funs(formula, (FLOOR, z3.Var(0, z3.IntSort()))).eq(formula)
 
 
 def _collect(expression: Any, seen: set[int], found: list[Any]) -> bool:

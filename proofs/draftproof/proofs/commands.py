@@ -23,7 +23,7 @@ def register(commands: Subparsers) -> None:
     """Add the commands to the parser of `draftproof`."""
     prove = commands.add_parser("prove", help="prove every theorem for all sizes, and find every known fault")
     prove.add_argument("theorem", nargs="*", help="only these theorems (a quick look, not a full check)")
-    prove.add_argument("--full", action="store_true", help="also prove the pool, and search all traces anew")
+    prove.add_argument("--full", action="store_true", help="ask cvc5 about the pool too, search traces anew")
     prove.add_argument("--fault", metavar="NAME", help="prove the code with this fault put in: it must fail")
     prove.add_argument("--overview", metavar="FILE", type=Path, help="also write the overview as Markdown")
     prove.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -264,9 +264,9 @@ def _export(options: argparse.Namespace) -> int:
 
     requirements.check()
     from draftproof.proofs.smtlib import export
-    from draftproof.proofs.sources import FULL_SOURCES, SOURCES, built
+    from draftproof.proofs.sources import SOURCES, built
 
-    obligations = [obligation for source in (*SOURCES, *FULL_SOURCES) for obligation in built(source)]
+    obligations = [obligation for source in SOURCES for obligation in built(source)]
     count = export(obligations, options.folder)
     if options.json:
         _print_json({"folder": str(options.folder), "files": count})

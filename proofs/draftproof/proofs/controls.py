@@ -11,6 +11,7 @@ from typing import NamedTuple
 import z3
 
 from draftproof.proofs.obligations import Obligation, formulas
+from draftproof.proofs.shared_solver import SharedSolver
 from draftproof.proofs.solvers import Z3_RESOURCES, ask_z3
 
 
@@ -36,14 +37,17 @@ def _together(obligations: list[Obligation]) -> list[Obligation]:
     ]
 
 
-def decide_control(control: Control, resources: int = Z3_RESOURCES) -> str:
+def decide_control(
+    control: Control, resources: int = Z3_RESOURCES, solver: SharedSolver | None = None
+) -> str:
     """`refuted` as soon as z3 finds a counterexample; `not noticed` if all are proved; else `unknown`.
 
-    Only `refuted` is a pass.
+    Only `refuted` is a pass. A `solver` is one that was asked other controls before, with its own resources.
     """
     verdicts = []
     for obligation in _together(control.obligations):
-        verdict = ask_z3(formulas(obligation), resources).verdict
+        asked = formulas(obligation)
+        verdict = (ask_z3(asked, resources) if solver is None else solver.ask(asked)).verdict
         if verdict == "sat":
             return "refuted"
         verdicts.append(verdict)

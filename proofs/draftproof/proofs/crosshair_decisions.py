@@ -88,6 +88,23 @@ def tokens_to_schedule(
     return answer
 
 
+def tokens_before_lookahead_is_textbook(
+    ledger: Ledger, rules: Rules, num_new_tokens: int, num_prefill_lookahead_tokens: int, result: int
+) -> bool:
+    return result == textbook.tokens_before_lookahead(
+        ledger, rules, num_new_tokens, num_prefill_lookahead_tokens
+    )
+
+
+@icontract.ensure(tokens_before_lookahead_is_textbook)
+def tokens_before_lookahead(
+    ledger: Ledger, rules: Rules, num_new_tokens: int, num_prefill_lookahead_tokens: int
+) -> int:
+    """Any inputs, any ledger."""
+    answer: int = CODE["tokens_before_lookahead"](ledger, rules, num_new_tokens, num_prefill_lookahead_tokens)
+    return answer
+
+
 def drafts_allowed_is_textbook(ledger: Ledger, rules: Rules, max_model_len: int, result: int) -> bool:
     return result == textbook.drafts_allowed(ledger, rules, max_model_len)
 
@@ -308,6 +325,7 @@ def count_output(
 
 TARGETS: dict[str, Callable[..., Any]] = {
     "tokens_to_schedule": tokens_to_schedule,
+    "tokens_before_lookahead": tokens_before_lookahead,
     "drafts_allowed": drafts_allowed,
     "tokens_to_keep": tokens_to_keep,
     "slots_to_reserve": slots_to_reserve,

@@ -13,8 +13,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from draftproof.impl import accounting, decisions
-from draftproof.proofs import crosshair_decisions, crosshair_laws, crosshair_targets
+from draftproof.impl import accounting, decisions, recurrent
+from draftproof.proofs import crosshair_decisions, crosshair_laws, crosshair_recurrent, crosshair_targets
 from draftproof.proofs.crosshair_run import CrosshairVerdict, confirm, targets
 from draftproof.spec import algebra
 
@@ -41,6 +41,7 @@ class Refutation(NamedTuple):
 _MODULES: dict[str, tuple[Any, dict[str, Callable[..., Any]]]] = {
     "transition": (accounting, crosshair_targets.CODE),
     "decision": (decisions, crosshair_decisions.CODE),
+    "recurrent": (recurrent, crosshair_recurrent.CODE),
     "law": (algebra, crosshair_laws.CODE),
 }
 
@@ -72,6 +73,7 @@ _CHANGES: dict[str, tuple[str, str]] = {
     ),
     "transition/abort": ("ledger.status == RUNNING", "ledger.status != RUNNING"),
     "decision/tokens_to_schedule": (">= max_num_tokens", "> max_num_tokens"),
+    "decision/tokens_before_lookahead": ("num_left > 0", "num_left >= 0"),
     "decision/drafts_allowed": ("max_model_len - ledger.num_tokens", "max_model_len"),
     "decision/tokens_to_keep": ("stop_index + 1", "stop_index"),
     "decision/slots_to_reserve": ("ledger.num_computed_tokens +", "ledger.num_tokens +"),
@@ -87,6 +89,18 @@ _CHANGES: dict[str, tuple[str, str]] = {
     "decision/seats_free": ("- num_scheduled_requests", "- num_resident_requests"),
     "decision/count_admission": ("metrics.num_admissions == 0", "metrics.num_admissions >= 0"),
     "decision/count_output": ("where(verified, num_kept, 0)", "num_kept"),
+    "recurrent/start": ("running_key=num_hit_tokens", "running_key=0"),
+    "recurrent/dispatch": ("num_reachable > num_tokens", "num_reachable >= num_tokens"),
+    "recurrent/publish": ("end > recurrent.num_reserved_tokens", "end >= recurrent.num_reserved_tokens"),
+    "recurrent/settle": ("where(num_left == 0, num_consumed, 0)", "num_consumed"),
+    "recurrent/next_turn": (
+        "num_checkpoint_tokens > recurrent.num_state_tokens",
+        "num_checkpoint_tokens >= recurrent.num_state_tokens",
+    ),
+    "recurrent/first_unreserved": ("maximum(", "minimum("),
+    "recurrent/slot_to_read": ("recurrent.state_slot", "0"),
+    "recurrent/chunk_to_schedule": ("end >= num_tokens", "end > num_tokens"),
+    "recurrent/registrable_at_exit": ("- num_live", "+ num_live"),
     "law/where": ("condition is True", "condition is False"),
     "law/minimum": ("first <= second", "first >= second"),
     "law/maximum": ("first >= second", "first <= second"),

@@ -38,14 +38,20 @@ class CrosshairVerdict(NamedTuple):
 
 
 def targets() -> list[Target]:
-    """Every function that CrossHair must confirm: the transitions, the decisions, the algebra's laws."""
-    from draftproof.proofs import crosshair_decisions, crosshair_laws, crosshair_targets
+    """Every function that CrossHair must confirm: transitions, decisions, recurrent state, the algebra's laws."""
+    from draftproof.proofs import (
+        crosshair_decisions,
+        crosshair_laws,
+        crosshair_recurrent,
+        crosshair_targets,
+    )
 
     return [
         Target(f"{group}/{name}", function)
         for group, functions in (
             ("transition", crosshair_targets.TARGETS),
             ("decision", crosshair_decisions.TARGETS),
+            ("recurrent", crosshair_recurrent.TARGETS),
             ("law", crosshair_laws.TARGETS),
         )
         for name, function in functions.items()

@@ -60,9 +60,7 @@ COINCIDENCES: tuple[Coincidence, ...] = (
     _same("admit", (F, S), _ALL_STALE),
     _same("schedule", (T, E), _NO_STOP),
     _same("schedule", (STATUS, "RUNNING"), _RUNNING),
-    _same(
-        "draft", (P, T, E), "no stop is pending and synchronously there are no placeholders: all three are 0"
-    ),
+    _same("draft", (P, T, E), "no stop is pending and nothing is awaited: all three are 0"),
     _same("draft", (F, S), _ALL_STALE),
     _same("draft", (STATUS, "RUNNING"), _RUNNING),
     _same(
@@ -114,7 +112,13 @@ _FINISH_GUARD = (
     "nothing would be registered; the code says so itself rather than leave it to the invariants, and "
     "equals its textbook version on unreachable ledgers too"
 )
-
+_ABORT_GUARD = (
+    "what a session keeps while it does not run was published when its turn ended, and others that do not "
+    "run have no KV, so nothing would be registered; the code says so itself rather than leave it to the "
+    "invariants, and equals its textbook version on unreachable ledgers too"
+)
+_STILL_PAUSED = "this arm is for a paused session; a constant would lose the columns' kind on a device"
+_NOT_FINISHED = "of the statuses only a finished request's is above that of a paused one, and it has left"
 _FINISH_STATUS = "a request with a stop pending is running or preempted, never waiting"
 _GROWN = f"maximum({R}, registrable(settled, rules))"
 
@@ -134,6 +138,12 @@ ARGUED: dict[str, str] = {
     f"finish/num_registered_tokens: {STATUS} -> RUNNING": _FINISH_GUARD,
     f"finish/num_registered_tokens: {STATUS} == RUNNING -> {STATUS} <= RUNNING": _FINISH_STATUS,
     f"finish/num_registered_tokens: {STATUS} == RUNNING -> {STATUS} >= RUNNING": _FINISH_GUARD,
+    f"preempt/status: {STATUS} == PAUSED -> {STATUS} >= PAUSED": _NOT_FINISHED,
+    f"preempt/status: {STATUS} -> PAUSED": _STILL_PAUSED,
+    f"abort/num_registered_tokens: where({STATUS} == RUNNING, {_GROWN}, {R}) -> {_GROWN}": _ABORT_GUARD,
+    f"abort/num_registered_tokens: {STATUS} -> RUNNING": _ABORT_GUARD,
+    f"abort/num_registered_tokens: {STATUS} == RUNNING -> {STATUS} <= RUNNING": _ABORT_GUARD,
+    f"abort/num_registered_tokens: {STATUS} == RUNNING -> {STATUS} >= RUNNING": _ABORT_GUARD,
 }
 """Arguments by the mutant's key."""
 

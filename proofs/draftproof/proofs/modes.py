@@ -84,7 +84,7 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         (
             "invariants/one_completing_sample_when_synchronous",
             "invariants/stop_pending_shape#2",
-            "theorems/_exit_registers_settled#2",
+            "theorems/_registers_settled",
             "guards/schedulable",
             "guards/_output_facts/one_sampling_step_when_synchronous",
         ),
@@ -116,11 +116,6 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         ("guards/draft",),
         "drafts are proposed once all known tokens but the last are computed",
         prefill=True,
-    ),
-    Impossible(
-        ("guards/draft",),
-        "asynchronously drafts stay on the device, and the host reserves K",
-        asynchronous=True,
     ),
     Impossible(
         (
@@ -185,5 +180,5 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
     ),
 )
 
-NEEDS_NO_FENCE = frozenset({"theorems/_exit_registers_settled#2", "theorems/turn_end_registers_all_kept#2"})
+NEEDS_NO_FENCE = frozenset({"theorems/_registers_settled", "theorems/turn_end_registers_all_kept#2"})
 """Antecedents that cannot hold under rules with a drafter's fence: their premise asks for none."""

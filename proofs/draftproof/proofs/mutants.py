@@ -226,30 +226,37 @@ def _described(operator: str, old: ast.AST, new: ast.AST) -> tuple[str, str, tup
     return before, after, pairs[0][1:]
 
 
-def mutants(functions: tuple[str, ...] = ()) -> list[Mutant]:
-    """All single-site mutants of the named functions (all of them when none is named), in source order.
+def mutants_of(name: str, tree: ast.FunctionDef) -> list[Mutant]:
+    """All single-site mutants of one function, without decorators and docstring, in source order.
 
     Texts that come out the same as the original, or the same twice, are left out.
     """
     found: list[Mutant] = []
-    for name, tree in _function_trees().items():
-        if functions and name not in functions:
-            continue
-        seen = {ast.unparse(tree)}
-        keys: Counter[str] = Counter()
-        for site, node in _sites(tree):
-            for operator, new in variants(node, _local_names(tree)):
-                copies: dict[int, Any] = {}  # deepcopy notes here which copy belongs to which node
-                copied = copy.deepcopy(tree, copies)
-                changed = _Replace(copies[id(node)], copy.deepcopy(new)).visit(copied)
-                source = ast.unparse(ast.fix_missing_locations(changed))
-                if source in seen:
-                    continue
-                seen.add(source)
-                before, after, exchanged = _described(operator, node, new)
-                key = f"{name}/{site}: {before} -> {after}"
-                keys[key] += 1
-                if keys[key] > 1:
-                    key += f" (#{keys[key]})"
-                found.append(Mutant(key, name, operator, before, after, exchanged, source))
+    seen = {ast.unparse(tree)}
+    keys: Counter[str] = Counter()
+    for site, node in _sites(tree):
+        for operator, new in variants(node, _local_names(tree)):
+            copies: dict[int, Any] = {}  # deepcopy notes here which copy belongs to which node
+            copied = copy.deepcopy(tree, copies)
+            changed = _Replace(copies[id(node)], copy.deepcopy(new)).visit(copied)
+            source = ast.unparse(ast.fix_missing_locations(changed))
+            if source in seen:
+                continue
+            seen.add(source)
+            before, after, exchanged = _described(operator, node, new)
+            key = f"{name}/{site}: {before} -> {after}"
+            keys[key] += 1
+            if keys[key] > 1:
+                key += f" (#{keys[key]})"
+            found.append(Mutant(key, name, operator, before, after, exchanged, source))
     return found
+
+
+def mutants(functions: tuple[str, ...] = ()) -> list[Mutant]:
+    """All single-site mutants of the accounting's named functions (of all when none is named)."""
+    return [
+        mutant
+        for name, tree in _function_trees().items()
+        if not functions or name in functions
+        for mutant in mutants_of(name, tree)
+    ]

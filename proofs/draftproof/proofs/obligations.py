@@ -1,13 +1,15 @@
 """An obligation: hypotheses, a goal, and what a person needs to know about it.
 
 Deciding one asks both solvers for a counterexample (hypotheses and not goal). Proved means that both
-say there is none. A counterexample is `refuted`, a resource limit or a disagreement is `unknown`;
-neither ever counts as proved. Whether the hypotheses can be met at all is decided apart
-(`vacuous`), so that nothing is proved from a contradiction.
+say there is none; where only z3 was asked (`shared_solver`) the verdict says so and is counted apart.
+A counterexample is `refuted`, a resource limit or a disagreement is `unknown`; neither ever counts as
+proved. Whether the hypotheses can be met at all is decided apart (`vacuity`), so that nothing is proved
+from a contradiction.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import z3
@@ -20,9 +22,11 @@ from draftproof.proofs.solvers import (
     answer_of,
     ask_cvc5,
     ask_z3,
+    model_solver,
     new_solver,
     script_of,
 )
+from draftproof.proofs.verdicts import NOT_ASKED
 
 
 class Obligation(NamedTuple):
@@ -50,6 +54,7 @@ class Verdict(NamedTuple):
     """`proved`, `refuted`, `unknown` or `disagreement`."""
     z3: str
     cvc5: str
+    """`not asked` if z3 decided alone."""
     z3_seconds: float
     cvc5_seconds: float
     counterexample: dict[str, str]
@@ -91,13 +96,13 @@ def _formula(value: Any) -> Any:
 
 
 def outcome_of(z3_verdict: str, cvc5_verdict: str) -> str:
-    """Proved only if both say so; the two contradicting each other is its own failure."""
-    pair = {z3_verdict, cvc5_verdict}
-    if pair == {"unsat"}:
+    """Proved only if every solver that was asked says so; two contradicting each other is its own failure."""
+    verdicts = {z3_verdict, cvc5_verdict} - {NOT_ASKED}
+    if verdicts == {"unsat"}:
         return "proved"
-    if pair == {"sat", "unsat"}:
+    if verdicts == {"sat", "unsat"}:
         return "disagreement"
-    if z3_verdict == "sat" or cvc5_verdict == "sat":
+    if "sat" in verdicts:
         return "refuted"
     return "unknown"
 
@@ -154,10 +159,15 @@ def decide(
     )
 
 
-def satisfiable(hypotheses: dict[str, Any]) -> bool:
-    """Whether some state meets the hypotheses: otherwise everything follows from them. z3 must say so."""
+def meeting(hypotheses: Mapping[str, Any]) -> Any:
+    """A state that meets the hypotheses, as z3's model; None if there is none, or z3 cannot tell."""
     stated = [_formula(fact) for fact in hypotheses.values()]
-    return ask_z3(stated + floor_facts(stated), MODEL_RESOURCES).verdict == "sat"
+    return answer_of(model_solver(stated + floor_facts(stated))).model
+
+
+def satisfiable(hypotheses: Mapping[str, Any]) -> bool:
+    """Whether some state meets the hypotheses: otherwise everything follows from them. z3 must say so."""
+    return meeting(hypotheses) is not None
 
 
 def needed_hypotheses(obligation: Obligation, minimal: bool = True) -> tuple[str, ...] | None:
@@ -169,7 +179,8 @@ def needed_hypotheses(obligation: Obligation, minimal: bool = True) -> tuple[str
     goal = z3.Not(_formula(obligation.goal))
     facts = floor_facts([*stated.values(), goal])
     solver = z3.Solver()
-    solver.set("rlimit", Z3_RESOURCES)
+    # Several claims are asked together (`tasks`), which needs more than each of them alone.
+    solver.set("rlimit", MODEL_RESOURCES)
     solver.set("unsat_core", True)
     solver.set("core.minimize", minimal)
     solver.add(goal, *facts)

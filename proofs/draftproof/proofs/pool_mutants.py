@@ -7,22 +7,25 @@ counterexample: for a primitive or the search, a state of two blocks, two chains
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import z3
 
-from draftproof.proofs import pool_rows, pool_search
+from draftproof.proofs import pool_loops, pool_rows, pool_search
 from draftproof.proofs.controls import Control
 from draftproof.proofs.obligations import Obligation
-from draftproof.proofs.pool_bounded import bounded_claims, search_facts
+from draftproof.proofs.pool_bounded import bounded_claims, in_the_pool, search_facts, small_pool
 from draftproof.proofs.pool_code import code, sources
+from draftproof.proofs.pool_count_faults import COUNT_MUTANTS
 from draftproof.proofs.pool_faults import PRIMITIVE_MUTANTS
+from draftproof.proofs.pool_loop_faults import LOOP_MUTANTS
 from draftproof.proofs.pool_mutant import PoolMutant
 from draftproof.proofs.pool_search_faults import PIECE_MUTANTS
 from draftproof.proofs.solvers import MODEL_RESOURCES
+from draftproof.spec.pool_calls import PRIMITIVES
 
-MUTANTS: tuple[PoolMutant, ...] = PRIMITIVE_MUTANTS + PIECE_MUTANTS
+MUTANTS: tuple[PoolMutant, ...] = PRIMITIVE_MUTANTS + COUNT_MUTANTS + LOOP_MUTANTS + PIECE_MUTANTS
 
 
 def changed(mutant: PoolMutant) -> dict[str, str]:
@@ -37,18 +40,36 @@ def changed(mutant: PoolMutant) -> dict[str, str]:
     return texts
 
 
-def claims_about(subject: str, changes: dict[str, str]) -> list[Obligation]:
-    """What is claimed about a primitive, the search or a small piece, where a counterexample can be found."""
+def claims_about(
+    subject: str, changes: Mapping[str, str], only: str | None = None, without: Collection[str] = ()
+) -> list[Obligation]:
+    """What is claimed about a subject of the proofs, where a counterexample can be found.
+
+    `only` is the path of one claim, if the others need not be built; `without` names invariants left out.
+    """
     if subject in pool_rows.PIECES:
         return pool_rows.PIECES[subject](changes)
-    if subject == "look_up":
-        small = search_facts()
+    if subject in PRIMITIVES:
+        facts, goals = bounded_claims(subject, code(changes), only, without)
         return [
-            claim._replace(hypotheses=claim.hypotheses | small)
-            for claim in pool_search.search_obligations(changes)
+            Obligation(f"pool/{subject}/{path}", "control", "", facts, goal) for path, goal in goals.items()
         ]
-    facts, goals = bounded_claims(subject, code(changes))
-    return [Obligation(f"pool/{subject}/{path}", "control", "", facts, goal) for path, goal in goals.items()]
+    if subject == "look_up":
+        claims, small = pool_search.search_obligations(changes), search_facts(without)
+    else:
+        claims, small = pool_loops.loop_obligations(subject, changes), small_pool(without) | in_the_pool()
+    return [
+        claim._replace(
+            hypotheses=small
+            | {name: fact for name, fact in claim.hypotheses.items() if not _left_out(name, without)}
+        )
+        for claim in claims
+    ]
+
+
+def _left_out(hypothesis: str, without: Collection[str]) -> bool:
+    kind, _, name = hypothesis.partition(":")
+    return kind == "invariant" and name.partition(":")[0] in without
 
 
 def refuting_claims(claims: Iterable[Obligation], resources: int = MODEL_RESOURCES) -> list[str]:
@@ -66,12 +87,12 @@ def refuting_claims(claims: Iterable[Obligation], resources: int = MODEL_RESOURC
 
 def named_claims(mutant: PoolMutant) -> list[Obligation]:
     """The claim about the mutant that must be refuted."""
-    claims = claims_about(mutant.subject, changed(mutant))
+    claims = claims_about(mutant.subject, changed(mutant), mutant.claim)
     return [claim for claim in claims if claim.name == mutant.refuted_by]
 
 
-def controls() -> list[Control]:
-    """Every mutant as a control: the claim that it names must be refuted."""
+def controls(subject: str) -> list[Control]:
+    """The mutants of one subject as controls: the claim that each names must be refuted."""
     return [
         Control(
             f"pool/{mutant.name}",
@@ -80,4 +101,5 @@ def controls() -> list[Control]:
             named_claims(mutant),
         )
         for mutant in MUTANTS
+        if mutant.subject == subject
     ]

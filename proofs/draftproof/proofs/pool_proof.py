@@ -9,18 +9,17 @@ a proof fail. What is left are arrays and linear arithmetic, decided in millisec
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import z3
 
 from draftproof.proofs.obligations import Obligation
-from draftproof.proofs.pool_code import CHAIN, Code, code
+from draftproof.proofs.pool_code import Code, code
+from draftproof.proofs.pool_instances import chain_facts, of_any_state, size_facts
 from draftproof.proofs.pool_setting import (
     FIRST,
     SECOND,
-    SIZES,
     Setting,
     setting,
     symbolic_call,
@@ -79,18 +78,20 @@ def layer_of(invariant: str) -> str:
     return next(layer for layer, names in LAYERS.items() if invariant in names)
 
 
-def claims(primitive: str, this: Setting) -> Iterator[Claim]:
-    """Everything claimed about one call."""
+def claims(primitive: str, this: Setting, only: str | None = None) -> Iterator[Claim]:
+    """Everything claimed about one call, or the claim of one path."""
     for name, invariant in INVARIANTS.items():
-        goal = invariant.predicate(this.after, *(FIRST, SECOND)[: len(invariant.indices)])
-        yield Claim(f"invariant/{name}", "invariant", invariant.theorem, layer_of(name), goal)
+        if only in (None, f"invariant/{name}"):
+            goal = invariant.predicate(this.after, *(FIRST, SECOND)[: len(invariant.indices)])
+            yield Claim(f"invariant/{name}", "invariant", invariant.theorem, layer_of(name), goal)
     for name, effect in EFFECTS.items():
-        if primitive in effect.primitives:
+        if primitive in effect.primitives and only in (None, f"effect/{name}"):
             goal = effect.predicate(this.before, this.after, this.call, FIRST, SECOND)
             yield Claim(f"effect/{name}", "effect", effect.theorem, effect.layer, goal)
     for array in dict.fromkeys(access.array for access in this.accesses):
-        inside = [access.in_bounds for access in this.accesses if access.array == array]
-        yield Claim(f"in_bounds/{array}", "memory", "memory", "memory", z3.And(inside))
+        if only in (None, f"in_bounds/{array}"):
+            inside = [access.in_bounds for access in this.accesses if access.array == array]
+            yield Claim(f"in_bounds/{array}", "memory", "memory", "memory", z3.And(inside))
 
 
 def _owner_terms(state: PoolState, call: Call) -> list[Any]:
@@ -158,36 +159,13 @@ TERMS: dict[str, Callable[[PoolState, Call], list[Any]]] = {
 """The terms at which a layer's invariants are instantiated."""
 
 
-def size_facts() -> dict[str, Any]:
-    """Every size is at least 1."""
-    return {f"size:{name}": size >= 1 for name, size in SIZES._asdict().items()}
-
-
-def chain_facts(words: Iterable[Any]) -> Any:
-    """The contract of `low_bits` for some words."""
-    return z3.And([z3.And(CHAIN(word) >= 0, CHAIN(word) < SIZES.num_chains) for word in words])
-
-
-def instances(state: PoolState, names: Iterable[str], terms: list[Any]) -> dict[str, Any]:
-    """The named invariants at every combination of the terms."""
-    return {
-        f"invariant:{name}": z3.And(
-            [
-                INVARIANTS[name].predicate(state, *indices)
-                for indices in itertools.product(terms, repeat=len(INVARIANTS[name].indices))
-            ]
-        )
-        for name in names
-    }
-
-
 @functools.cache
 def _shared_facts(layer: str) -> tuple[tuple[str, Any], ...]:
     """What the proofs of a layer may assume about any call: the same state and call for all primitives."""
     state, call = symbolic_state(), symbolic_call()
     terms = TERMS[layer](state, call)
     words = [call.digest_first, *[state.pool.digest_first[term] for term in terms]]
-    facts = size_facts() | instances(state, USED[layer], terms) | {"chains": chain_facts(words)}
+    facts = size_facts() | of_any_state().everywhere(USED[layer], terms) | {"chains": chain_facts(words)}
     return tuple(facts.items())
 
 

@@ -14,7 +14,7 @@ import z3
 
 from draftproof.proofs.obligations import Obligation
 from draftproof.proofs.pool_code import Loop, code, contract_row_copy, sources
-from draftproof.proofs.pool_proof import chain_facts, size_facts
+from draftproof.proofs.pool_instances import chain_facts, size_facts
 from draftproof.proofs.pool_setting import FIRST, SECOND, SIZES, symbolic_state, watched
 from draftproof.proofs.symbolic_arrays import Access, SymbolicArray, symbolic_array
 from draftproof.proofs.terms import integer

@@ -10,8 +10,6 @@ only, about ancestors; that the tokens found are the tokens asked never depends 
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,7 +17,7 @@ import z3
 
 from draftproof.proofs.obligations import Obligation
 from draftproof.proofs.pool_code import ROW_EQUAL, Loop, code, sources
-from draftproof.proofs.pool_proof import chain_facts, size_facts
+from draftproof.proofs.pool_instances import chain_facts, of_any_state, size_facts
 from draftproof.proofs.pool_setting import CONTENTS, SIZES, symbolic_call, symbolic_state, watched
 from draftproof.proofs.symbolic_arrays import Access, symbolic_array
 from draftproof.proofs.terms import function, integer
@@ -46,19 +44,10 @@ ZERO = z3.IntVal(0)
 Facts = dict[str, Any]
 
 
-@functools.cache
-def _instance(invariant: str, *indices: Any) -> Any:
-    """An invariant of the pool at these indices; every fault of the search assumes the same ones."""
-    return INVARIANTS[invariant].predicate(symbolic_state(), *indices)
-
-
 def _invariants_at(state: PoolState, terms: Iterable[Any]) -> Facts:
     """Every invariant at every combination of the terms, and the chains of their digests."""
     nodes = list(terms)
-    facts = size_facts()
-    for name, invariant in INVARIANTS.items():
-        indices = itertools.product(nodes, repeat=len(invariant.indices))
-        facts[f"invariant:{name}"] = z3.And([_instance(name, *some) for some in indices])
+    facts = size_facts() | of_any_state().everywhere(INVARIANTS, nodes)
     words = [symbolic_call().digest_first, *[state.pool.digest_first[node] for node in nodes]]
     return facts | {"chains": chain_facts(words)}
 
@@ -127,7 +116,7 @@ def search_obligations(changes: Mapping[str, str] | None = None) -> list[Obligat
     stepping, ended = at_node | {"goes_on": goes_on}, at_node | {"ended": z3.Not(goes_on)}
     hit = ended | {"hit": result != 0}
     published = ended | {"published": is_published(state, CANDIDATE)}
-    of_content = _query_of_content(state, call, query, terms)
+    of_content = _query_of_content(call, query, terms)
     ancestors = [state.ghosts.parent_first, state.ghosts.parent_second, state.ghosts.content]
     wanted = [call.parent_first, call.parent_second, call.content]
 
@@ -161,11 +150,11 @@ def search_obligations(changes: Mapping[str, str] | None = None) -> list[Obligat
     ]
 
 
-def _query_of_content(state: PoolState, call: Any, query: Any, terms: list[Any]) -> Facts:
+def _query_of_content(call: Any, query: Any, terms: list[Any]) -> Facts:
     """The caller asks for a content after a parent: its tokens, its length, its digest."""
     parent = call.parent_first, call.parent_second
+    tokens = "tokens_are_of_the_content"
     offsets = [OFFSET, *[DIFFERS(term) for term in terms]]
-    tokens = INVARIANTS["tokens_are_of_the_content"].predicate
     return {
         "query_length": CONTENTS.length(call.content) == COUNT,
         "query_digest": z3.And(
@@ -181,9 +170,7 @@ def _query_of_content(state: PoolState, call: Any, query: Any, terms: list[Any])
                 for offset in offsets
             ]
         ),
-        "invariant:tokens_at_offsets": z3.And(
-            [tokens(state, term, offset) for term in terms for offset in offsets]
-        ),
+        f"invariant:{tokens}:at_offsets": of_any_state().over(tokens, (terms, offsets)),
     }
 
 

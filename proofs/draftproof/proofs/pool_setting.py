@@ -6,7 +6,7 @@ Blocks, chains, block size, owners and content are arbitrary. The pool moves by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import z3
@@ -42,8 +42,8 @@ class Setting(NamedTuple):
     accesses: list[Access]
 
 
-def symbolic_state() -> PoolState:
-    """Any arrays and any ghosts."""
+def symbolic_state(prefix: str = "") -> PoolState:
+    """Any arrays and any ghosts; states with different prefixes have nothing in common but sizes."""
     num_blocks, num_chains, block_size = SIZES
     num_cells, num_nodes = num_blocks + 1, num_blocks + 1 + num_chains
     shapes = {
@@ -52,9 +52,12 @@ def symbolic_state() -> PoolState:
         "next_in_chain": (num_nodes,),
         "token_ids": (num_cells, block_size),
     }
-    pool = [symbolic_array(field, *shapes.get(field, (num_cells,)), prefix="pool.") for field in Pool._fields]
+    pool = [
+        symbolic_array(field, *shapes.get(field, (num_cells,)), prefix=f"{prefix}pool.")
+        for field in Pool._fields
+    ]
     ghosts = [
-        symbolic_array(field, dimensions=2 if field == "handle_at" else 1, prefix="ghost.")
+        symbolic_array(field, dimensions=2 if field == "handle_at" else 1, prefix=f"{prefix}ghost.")
         for field in Ghosts._fields
     ]
     return PoolState(Pool(*pool), Ghosts(*ghosts), SIZES, CONTENTS)
@@ -158,3 +161,23 @@ def setting(primitive: str, code: Code) -> Setting:
     return Setting(
         before, after, returned, lambda offset: REQUIREMENTS[primitive](before, returned, offset), accesses
     )
+
+
+def one_after_another(code: Code, *calls: tuple[str, Mapping[str, Any]]) -> Setting:
+    """Several primitives on one state: each with the arbitrary call but for some arguments of its own.
+
+    An argument is a term or the name of another argument. What the first call requires is required.
+    """
+    before, call = symbolic_state(), symbolic_call()
+    after = copied(before)
+    accesses: list[Access] = []
+    result = None
+    for primitive, arguments in calls:
+        own = {
+            name: getattr(call, value) if isinstance(value, str) else value
+            for name, value in arguments.items()
+        }
+        result = _Run(after, call._replace(**own), code, accesses).run(primitive)
+    returned = call._replace(result=result if result is not None else z3.IntVal(0))
+    requires = REQUIREMENTS[calls[0][0]]
+    return Setting(before, after, returned, lambda offset: requires(before, call, offset), accesses)

@@ -13,6 +13,8 @@ from draftproof.proofs.failures import LEGEND, describe, order
 from draftproof.proofs.results import Run, passed, summary, theorem_rows
 
 MOST_FAILURES = 6
+ALONE = "the block pool's"
+"""Whose obligations a standard run asks z3 alone about."""
 WIDTH_IN_A_PIPE = 110
 
 
@@ -41,7 +43,7 @@ def theorem_table(run: Run) -> Table:
             str(row["obligations"]),
             str(len(row["needs"]) or ""),
             f"{row['z3_seconds']:.2f} s",
-            f"{row['cvc5_seconds']:.2f} s",
+            f"{row['cvc5_seconds']:.2f} s" if "cvc5" in row["solvers"] else "not asked",
         )
     return table
 
@@ -55,14 +57,20 @@ def check_table(run: Run) -> Table:
     table.add_column("passed", justify="right")
     table.add_column("of", justify="right")
     table.add_column("")
+    of_all = (
+        f"of all: {obligations['failed']} refuted, {obligations['unknown']} unknown, "
+        f"{obligations['disagreements']} disagreements, {obligations['vacuous']} vacuous groups"
+    )
+    parts = (
+        ("by_both", "obligations, by z3 and by cvc5", of_all),
+        ("by_z3_alone", "obligations, by z3 alone", f"{ALONE}; a full run asks cvc5 as well"),
+    )
     rows: list[tuple[str, int, int, str]] = [
-        (
-            "obligations, by z3 and by cvc5",
-            obligations["proved"],
-            obligations["total"],
-            f"{obligations['failed']} refuted, {obligations['unknown']} unknown, "
-            f"{obligations['disagreements']} disagreements, {obligations['vacuous']} vacuous groups",
-        ),
+        (name, obligations[part]["proved"], obligations[part]["total"], note)
+        for part, name, note in parts
+        if obligations[part]["total"]
+    ]
+    rows += [
         (
             "contracts confirmed by CrossHair",
             shown["crosshair"]["confirmed"],
@@ -109,7 +117,7 @@ def check_table(run: Run) -> Table:
             )
         )
     if run.only:
-        rows = rows[:1]
+        rows = [row for row in rows if row[0].startswith("obligations")]
     for name, good, total, note in rows:
         colour = "green" if good == total else "bold red"
         table.add_row(name, f"[{colour}]{good}[/]", str(total), note)
@@ -183,16 +191,20 @@ def show(run: Run, console: Console | None = None) -> None:
         console.print(line, markup=False, highlight=False)
     console.print()
     verdict: dict[str, Any] = summary(run, details=False)
+    alone = verdict["obligations"]["by_z3_alone"]["proved"]
+    obligations = f"{verdict['obligations']['proved']} obligations" + (
+        f" ({alone} of them, {ALONE}, by z3 alone)" if alone else ""
+    )
     if passed(run) and run.only:
         console.print(
-            f"[bold green]Proved:[/] {', '.join(sorted(run.only))}, {verdict['obligations']['proved']} "
-            f"obligations, in {run.seconds:.0f} s. A partial run: CrossHair, controls, witnesses, faults and "
-            "the other theorems were not asked. `draftproof prove` asks everything."
+            f"[bold green]Proved:[/] {', '.join(sorted(run.only))}, {obligations}, in {run.seconds:.0f} s. "
+            "A partial run: CrossHair, controls, witnesses, faults and the other theorems were not asked. "
+            "`draftproof prove` asks everything."
         )
     elif passed(run):
         console.print(
             f"[bold green]Proved:[/] {verdict['theorems']['proved']} of {verdict['theorems']['total']} "
-            f"theorems, {verdict['obligations']['proved']} obligations, in {run.seconds:.0f} s. "
+            f"theorems, {obligations}, in {run.seconds:.0f} s. "
             "What that means, and what it does not: docs/what-the-proofs-mean.md"
         )
     else:

@@ -179,7 +179,7 @@ def witnesses() -> dict[str, Facts]:
             asynchronous = this.rules.asynchronous
             if complete:
                 found[f"R2/synchronous/{name}"] = this.facts | {"mode": z3.Not(asynchronous)}
-            if complete and name != "draft":  # asynchronously the device drafts by itself
+            if complete:
                 found[f"R2/asynchronous/{name}"] = this.facts | {"mode": asynchronous}
     return found
 

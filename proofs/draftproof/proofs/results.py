@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from draftproof.proofs.tasks import Finding
+from draftproof.proofs.verdicts import NOT_ASKED
 from draftproof.spec.events import EVENTS
 from draftproof.spec.pool_theorems import POOL_THEOREMS
+from draftproof.spec.recurrent_theorems import RECURRENT_THEOREMS
 from draftproof.spec.theorems import THEOREMS
 
 MORE_ROWS: dict[str, tuple[str, str, str]] = {
@@ -42,6 +44,12 @@ MORE_ROWS: dict[str, tuple[str, str, str]] = {
         "size and depth; between the turns of a session they may be one short.",
         "draftproof.spec.tokens",
     ),
+    "recurrent": (
+        "recurrent state moves as it should, and with the ledger",
+        "A new request satisfies every invariant of recurrent state, every event keeps them all and has "
+        "exactly its effects; what the events assume about a step follows from the ledger beside it.",
+        "draftproof.spec.recurrent",
+    ),
     "axioms": (
         "whole blocks",
         "The facts that the proofs use about rounding down to whole blocks hold for the real rounding.",
@@ -49,10 +57,15 @@ MORE_ROWS: dict[str, tuple[str, str, str]] = {
     ),
 }
 
-FULL_ROWS: dict[str, tuple[str, str, str]] = {**POOL_THEOREMS}
-"""Theorems that only a full run asks about, or a run that names them."""
+POOL_ROWS: dict[str, tuple[str, str, str]] = {**POOL_THEOREMS}
+"""What is proved of the block pool. A standard run asks z3 alone about it, a full one cvc5 as well."""
 
-TEXTS: dict[str, tuple[str, str, str]] = {**THEOREMS, **MORE_ROWS, **FULL_ROWS}
+TEXTS: dict[str, tuple[str, str, str]] = {
+    **THEOREMS,
+    **RECURRENT_THEOREMS,
+    **MORE_ROWS,
+    **POOL_ROWS,
+}
 """Name, meaning and source of every row that a table can have."""
 
 
@@ -87,7 +100,12 @@ def gather(
     coverage = rows.get("coverage", [])
     return Run(
         verdicts=sorted(
-            (one for one in rows.get("obligations", []) if not only or one.theorem in only),
+            (
+                one
+                for kind in ("obligations", "by_z3")
+                for one in rows.get(kind, [])
+                if not only or one.theorem in only
+            ),
             key=lambda verdict: verdict.name,
         ),
         vacuous=sorted(group for group, met in rows.get("vacuity", []) if not met),
@@ -112,9 +130,7 @@ def theorem_text(key: str) -> tuple[str, str, str]:
 
 def asked_rows(run: Run) -> list[str]:
     """The keys of the rows that a run must prove."""
-    if run.only:
-        return [key for key in TEXTS if key in run.only]
-    return [key for key in TEXTS if run.full or key not in FULL_ROWS]
+    return [key for key in TEXTS if not run.only or key in run.only]
 
 
 def theorem_rows(run: Run) -> list[dict[str, Any]]:
@@ -140,11 +156,17 @@ def theorem_rows(run: Run) -> list[dict[str, Any]]:
                 "outcome": outcome_of_all(verdicts),
                 "obligations": len(verdicts),
                 "needs": sorted(needs.get(key, ())),
+                "solvers": solvers_of(verdicts),
                 "z3_seconds": round(sum(verdict.z3_seconds for verdict in verdicts), 3),
                 "cvc5_seconds": round(sum(verdict.cvc5_seconds for verdict in verdicts), 3),
             }
         )
     return rows
+
+
+def solvers_of(verdicts: list[Any]) -> list[str]:
+    """The solvers that were asked about every one of some obligations."""
+    return ["z3", "cvc5"] if all(verdict.cvc5 != NOT_ASKED for verdict in verdicts) else ["z3"]
 
 
 def outcome_of_all(verdicts: list[Any]) -> str:
@@ -168,8 +190,8 @@ def matrix(run: Run) -> dict[str, Any]:
 
 
 def is_theorem(key: str) -> bool:
-    """T1 to T14, R1 and R2, and the pool's; the other rows are families that the theorems stand on."""
-    return key in THEOREMS or key in FULL_ROWS or key in ("R1", "R2")
+    """T1 to T14, R1 and R2, and the like; the other rows are families that the theorems stand on."""
+    return key[:1].isupper() and key[1:].isdigit()
 
 
 def counted(rows: list[dict[str, Any]]) -> dict[str, int]:
@@ -181,12 +203,18 @@ def summary(run: Run, details: bool = True) -> dict[str, Any]:
     """The `--json` of `draftproof prove`."""
     rows = theorem_rows(run)
     outcomes = [verdict.outcome for verdict in run.verdicts]
+    alone = [verdict.outcome for verdict in run.verdicts if verdict.cvc5 == NOT_ASKED]
     shown: dict[str, Any] = {
         "theorems": counted([row for row in rows if is_theorem(row["key"])]),
         "families": counted([row for row in rows if not is_theorem(row["key"])]),
         "obligations": {
             "total": len(outcomes),
             "proved": outcomes.count("proved"),
+            "by_both": {
+                "total": len(outcomes) - len(alone),
+                "proved": outcomes.count("proved") - alone.count("proved"),
+            },
+            "by_z3_alone": {"total": len(alone), "proved": alone.count("proved")},
             "failed": outcomes.count("refuted"),
             "unknown": outcomes.count("unknown"),
             "vacuous": len(run.vacuous),
@@ -254,6 +282,7 @@ def passed(run: Run) -> bool:
         and not run.vacuous
         and len(names) == len(set(names)) > 0
         and all(verdict.outcome == "proved" for verdict in run.verdicts)
+        and all(verdict.cvc5 != NOT_ASKED or _may_be_alone(run, verdict) for verdict in run.verdicts)
         and all(row["outcome"] == "proved" for row in theorem_rows(run))
     )
     if run.only:
@@ -270,6 +299,11 @@ def passed(run: Run) -> bool:
         and all(search.replayed and search.as_short for search in run.searches)
         and all(mutant.refuted for mutant in run.crosshair_mutants)
     )
+
+
+def _may_be_alone(run: Run, verdict: Any) -> bool:
+    """One solver's word is enough about the pool, and there only in a run that is not a full one."""
+    return verdict.theorem in POOL_ROWS and not run.full
 
 
 def all_of_some(passes: Iterable[bool]) -> bool:

@@ -25,6 +25,7 @@ from draftproof.spec.decision_inputs import (
     SeatsFree,
     SlotsToAdmit,
     SlotsToReserve,
+    TokensBeforeLookahead,
     TokensToKeep,
     TokensToSchedule,
     WindowToPrune,
@@ -56,6 +57,9 @@ SAMPLES: dict[str, Callable[[Ledger, Rules], Iterable[Any]]] = {
             (PLENTY, ledger.num_tokens + 1, 0, 1),
             (PLENTY, ledger.num_tokens + PLENTY, PLENTY, 1),
         )
+    ),
+    "tokens_before_lookahead": lambda ledger, rules: (
+        TokensBeforeLookahead(offered, lookahead) for offered in (1, PLENTY) for lookahead in (0, 1, 3)
     ),
     "drafts_allowed": lambda ledger, rules: (
         DraftsAllowed(ledger.num_tokens + more) for more in (0, 1, PLENTY)

@@ -44,25 +44,33 @@ def _obligations(task: Task) -> list[Any]:
     return [decide(obligation) for obligation in task.of(built(task.subject))]
 
 
+def _by_z3(task: Task) -> list[Any]:
+    from draftproof.proofs.shared_solver import decide_by_z3
+    from draftproof.proofs.sources import built
+
+    return list(decide_by_z3(task.of(built(task.subject))))
+
+
 def _vacuity(task: Task) -> list[Any]:
     """Groups of hypotheses that nothing satisfies, or that the solver cannot show satisfiable."""
-    from draftproof.proofs.obligations import satisfiable
     from draftproof.proofs.sources import to_satisfy
+    from draftproof.proofs.vacuity import met
 
     asked = to_satisfy(task.subject)
     if not asked:
         return [(f"{task.subject}: nothing is claimed", False)]
-    return [(group, satisfiable(facts)) for group, facts in asked.items()]
+    return list(met(asked).items())
 
 
 def _controls(task: Task) -> list[Any]:
     from draftproof.proofs.controls import decide_control
-    from draftproof.proofs.solvers import MODEL_RESOURCES, Z3_RESOURCES
-    from draftproof.proofs.sources import CONTROLLED, FULL_CONTROLLED
+    from draftproof.proofs.shared_solver import SharedSolver
+    from draftproof.proofs.solvers import model_solver
+    from draftproof.proofs.sources import CONTROLLED, SMALL_POOL
 
-    asked = (CONTROLLED | FULL_CONTROLLED)[task.subject]()
-    resources = MODEL_RESOURCES if task.subject in FULL_CONTROLLED else Z3_RESOURCES
-    return [(one.name, one.sentence, decide_control(one, resources)) for one in task.of(asked)]
+    asked = task.of(CONTROLLED[task.subject]())
+    solver = SharedSolver(model_solver([])) if task.subject in SMALL_POOL else None
+    return [(one.name, one.sentence, decide_control(one, solver=solver)) for one in asked]
 
 
 def _needs(task: Task) -> list[Any]:
@@ -122,6 +130,7 @@ def _refuted_by_crosshair(task: Task) -> list[Any]:
 
 WORK = {
     "obligations": _obligations,
+    "by_z3": _by_z3,
     "vacuity": _vacuity,
     "controls": _controls,
     "needs": _needs,

@@ -19,6 +19,15 @@ class TokensToSchedule(NamedTuple):
     chunk_alignment: int
 
 
+class TokensBeforeLookahead(NamedTuple):
+    """How much of a budget a prefill chunk may use, so that the drafter's look-ahead is not cut.
+
+    `num_prefill_lookahead_tokens` is A, the known tokens after a position that the drafter reads with it."""
+
+    num_new_tokens: int
+    num_prefill_lookahead_tokens: int
+
+
 class DraftsAllowed(NamedTuple):
     """How many drafts the drafter may propose."""
 
@@ -134,6 +143,7 @@ class CountOutput(NamedTuple):
 
 DECISIONS: dict[str, type[Any]] = {
     "tokens_to_schedule": TokensToSchedule,
+    "tokens_before_lookahead": TokensBeforeLookahead,
     "drafts_allowed": DraftsAllowed,
     "tokens_to_keep": TokensToKeep,
     "slots_to_reserve": SlotsToReserve,

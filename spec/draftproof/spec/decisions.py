@@ -31,6 +31,7 @@ from draftproof.spec.decision_inputs import (
     SeatsFree,
     SlotsToAdmit,
     SlotsToReserve,
+    TokensBeforeLookahead,
     TokensToKeep,
     TokensToSchedule,
     WindowToPrune,
@@ -99,6 +100,36 @@ def tokens_to_schedule(state: State, rules: Rules, asked: TokensToSchedule, chos
                     minimum(asked.token_budget, room) - chosen < asked.chunk_alignment,
                 ),
             ),
+        ),
+    }
+
+
+def assume_tokens_before_lookahead(state: State, rules: Rules, asked: TokensBeforeLookahead) -> Conditions:
+    return {
+        "offered": asked.num_new_tokens >= 0,
+        "lookahead": asked.num_prefill_lookahead_tokens >= 0,
+    }
+
+
+def tokens_before_lookahead(
+    state: State, rules: Rules, asked: TokensBeforeLookahead, chosen: int
+) -> Conditions:
+    """Known tokens are left for all of the drafter's look-ahead, or none at all; of such sizes the largest.
+    Together with the alignment of chunks: `draftproof.spec.chunks`."""
+    offered, lookahead = asked.num_new_tokens, asked.num_prefill_lookahead_tokens
+    num_to_compute = state.ledger.num_tokens - state.ledger.num_computed_tokens
+    return {
+        "within_offered": both(chosen >= 0, chosen <= offered),
+        "leaves_none_or_the_lookahead": any_of(
+            chosen == 0, num_to_compute - chosen <= 0, num_to_compute - chosen >= lookahead
+        ),
+        # Every larger size leaves something, and less than the look-ahead.
+        "as_many_as_allowed": either(
+            chosen == offered, both(num_to_compute > offered, num_to_compute - (chosen + 1) < lookahead)
+        ),
+        # A request that waits for an offer of A tokens, or of all it still needs, does not wait for ever.
+        "never_passed_over": implies(
+            both(offered >= 1, either(offered >= lookahead, offered >= num_to_compute)), chosen >= 1
         ),
     }
 

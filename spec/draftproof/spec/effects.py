@@ -192,7 +192,8 @@ def preempt(before: State, rules: Rules, event: Preempt, after: State) -> Condit
     old, new = before.ledger, after.ledger
     dropped_before = both(old.num_stale_tokens > 0, old.drop_stale)
     return {
-        "preempted": new.status == PREEMPTED,
+        # A session between turns goes on waiting for its next chunk.
+        "preempted_or_still_paused": new.status == where(old.status == PAUSED, PAUSED, PREEMPTED),
         "starts_over": all_of(
             new.num_computed_tokens == 0,
             new.num_output_placeholders == 0,

@@ -21,7 +21,8 @@ class Schedule(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """The drafter proposed `num_drafts` tokens for the next step (synchronous scheduling)."""
+    """The next step will verify `num_drafts` drafts: so many did the drafter propose (synchronously), or so
+    many are left or padded where nothing live is in flight (asynchronously `schedule` reserves K)."""
 
     num_drafts: int
 
@@ -44,7 +45,10 @@ class Output(NamedTuple):
 
 
 class Preempt(NamedTuple):
-    """The request loses its blocks and starts over later; `drop`: its late output will be discarded."""
+    """The request loses its blocks and starts over later; `drop`: its late output will be discarded.
+
+    Not only a running request: a session between turns stays paused, and one whose next chunk has arrived is
+    preempted before it starts."""
 
     drop: bool
 

@@ -138,7 +138,7 @@ def output(state: State, rules: Rules, event: Output) -> Ghosts:
 
 
 def preempt(state: State, rules: Rules, event: Preempt) -> Ghosts:
-    """The blocks are gone: nothing of this life is awaited or valid."""
+    """The blocks are gone, whoever held them: nothing of this life is awaited or valid."""
     return Ghosts(0, 0, 0, 0, 0)
 
 

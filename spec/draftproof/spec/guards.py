@@ -10,7 +10,8 @@ Some control conditions read counters all the same. `head_is_live`, `head_is_sta
 `sample_awaited` only say of which life and kind the step at the head is; R1 derives them from the queue.
 The others are choices a host makes by its counters, so a wrong counter makes it choose wrongly, as in
 life: `draft` is asked for once all known tokens but one count as computed, a look-up is made for a request
-that counts nothing as computed, and late output that will be delivered is waited for before `admit`.
+that counts nothing as computed, late output that will be delivered is waited for before `admit`, and blocks
+are taken from a session that does not run only if it counts something as computed.
 """
 
 from __future__ import annotations
@@ -89,7 +90,6 @@ def schedule(state: State, rules: Rules, event: Schedule) -> Conditions:
 def draft(state: State, rules: Rules, event: Draft) -> Conditions:
     ledger, ghosts = state
     return {
-        "synchronous": negate(rules.asynchronous),
         "running": both(ledger.status == RUNNING, ledger.stop_pending == 0),
         "nothing_in_flight": both(ghosts.num_awaited_samples == 0, ghosts.num_prefill_in_flight == 0),
         "all_known_but_one_computed": ledger.num_computed_tokens >= ledger.num_tokens - 1,
@@ -125,7 +125,12 @@ def output(state: State, rules: Rules, event: Output) -> Conditions:
 
 def preempt(state: State, rules: Rules, event: Preempt) -> Conditions:
     ledger = state.ledger
-    return {"running": both(ledger.status == RUNNING, ledger.stop_pending == 0)}
+    # A session between turns, or one that waits for its next turn to start, has blocks only if C says so.
+    kept_kv = both(either(ledger.status == PAUSED, ledger.status == WAITING), ledger.num_computed_tokens > 0)
+    return {
+        "no_stop_pending": ledger.stop_pending == 0,
+        "holds_kv": either(ledger.status == RUNNING, kept_kv),
+    }
 
 
 def stale_output(state: State, rules: Rules, event: StaleOutput) -> Conditions:

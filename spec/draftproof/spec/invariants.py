@@ -125,6 +125,12 @@ def invariants(state: State, rules: Rules) -> dict[str, bool]:
                 ledger.num_computed_tokens == ledger.num_tokens - 1,
             ),
         ),
+        # What a session keeps between turns was published when the turn ended: taking it away loses nothing.
+        "kept_kv_is_published": implies(
+            either(ledger.status == PAUSED, ledger.status == WAITING),
+            ledger.num_computed_tokens - rules.registration_fence - ledger.num_registered_tokens
+            < rules.block_size,
+        ),
         "late_output_is_delivered_while_preempted": implies(
             both(ledger.num_stale_tokens > 0, negate(ledger.drop_stale)), ledger.status == PREEMPTED
         ),

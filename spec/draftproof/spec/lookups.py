@@ -2,16 +2,17 @@
 
 A running request finishes; afterwards a request whose tokens begin like the finished ones, as far as both
 go, looks them up. Nothing here says how the code computes the hit or what it registers: what is found is
-measured against W, the tokens whose KV had really been computed when the request finished. No property has
-a premise; what it needs is assumed by name where it is proved (`draftproof.proofs.decisions`).
+measured against W, the tokens whose KV had really been computed when the request finished. What a property
+needs is assumed by name where it is proved (`draftproof.proofs.stored`). `closed_form` is the answer as a
+plain function, for tests of a scheduler to compare with.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from draftproof.spec.algebra import all_of, both, either, floor_to_block, minimum, where
-from draftproof.spec.events import Output
+from draftproof.spec.algebra import all_of, both, either, floor_to_block, implies, maximum, minimum, where
+from draftproof.spec.events import Admit, Event, Output, Preempt
 from draftproof.spec.ghosts import State
 from draftproof.spec.ledger import Rules
 
@@ -74,12 +75,59 @@ def drop_costs_one_block(before: State, rules: Rules, look_up: LookUp) -> bool:
     )
 
 
-def hit_is_closed_form(before: State, rules: Rules, look_up: LookUp) -> bool:
-    """Both assumptions and no fence: exactly the whole blocks of W and of N' - 1, whatever R was."""
+def closed_form(
+    num_settled_tokens: int,
+    num_look_up_tokens: int,
+    rules: Rules,
+    drops_block: bool,
+    num_hit_tokens: int = 0,
+) -> int:
+    """What a look-up of `num_look_up_tokens` (N', at least one) hits of a finished request it begins like.
+
+    `num_settled_tokens` is W when it finished; `num_hit_tokens` what it hit itself when its present life
+    began, which was published already, behind the fence too. Whole blocks of both, none beyond N' - 1, and
+    one less if `drops_block`. Holds if nothing was evicted in between and nobody stored more (T13).
+    """
     size = rules.block_size
-    return look_up.num_hit_tokens == minimum(
-        floor_to_block(before.ghosts.num_settled_tokens, size), floor_to_block(look_up.num_tokens - 1, size)
+    settled = floor_to_block(maximum(num_settled_tokens - rules.registration_fence, 0), size)
+    found = minimum(maximum(settled, num_hit_tokens), floor_to_block(num_look_up_tokens - 1, size))
+    return where(drops_block, maximum(found - size, 0), found)
+
+
+def hit_is_closed_form(before: State, rules: Rules, look_up: LookUp, num_hit_tokens: int) -> bool:
+    """Both assumptions, and `num_hit_tokens` that is what the finished request hit (`published_since_hit`):
+    exactly the closed form, with the drop rule and without. Without a fence its own hit does not matter."""
+    settled, num_tokens = before.ghosts.num_settled_tokens, look_up.num_tokens
+    dropped = look_up.num_hit_tokens_with_drop
+    return both(
+        look_up.num_hit_tokens == closed_form(settled, num_tokens, rules, False, num_hit_tokens),
+        dropped == closed_form(settled, num_tokens, rules, True, num_hit_tokens),
     )
+
+
+def hit_of_life(before: State, event: Event, num_hit_tokens: int) -> int:
+    """What the request has hit in its present life after an event, if it was `num_hit_tokens` before."""
+    if isinstance(event, Admit):
+        starts_at_zero = before.ledger.num_computed_tokens == 0
+        return where(starts_at_zero, event.num_hit_tokens, num_hit_tokens)
+    if isinstance(event, Preempt):
+        return 0
+    return num_hit_tokens
+
+
+def published_since_hit(state: State, rules: Rules, num_hit_tokens: int) -> Conditions:
+    """What a request has published in its present life lies below V - fence, but for what it had hit; once it
+    has stopped, below N - 1 - fence. An invariant that follows the hit along, which no counter does."""
+    ledger, ghosts = state
+    registered, fence = ledger.num_registered_tokens, rules.registration_fence
+    return {
+        "hit_is_not_negative": num_hit_tokens >= 0,
+        "hit_is_published": num_hit_tokens <= registered,
+        "rest_is_behind_the_fence": registered <= maximum(num_hit_tokens, ghosts.num_valid_tokens - fence),
+        "so_it_is_once_stopped": implies(
+            ledger.stop_pending == 1, registered <= maximum(num_hit_tokens, ledger.num_tokens - 1 - fence)
+        ),
+    }
 
 
 def longer_finds_every_settled_block(before: State, rules: Rules, look_up: LookUp) -> bool:

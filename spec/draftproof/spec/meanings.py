@@ -38,7 +38,8 @@ THEOREMS: dict[str, Theorem] = {
         "nothing settled is lost",
         "At all four exits (finish, preempt, abort, end of turn) every whole block of settled KV has "
         "been published, and nothing that is not settled is added. A running request that finishes has "
-        "registered exactly floor_B(W) where no fence holds blocks back.",
+        "registered exactly floor_B(W) where no fence holds blocks back. What a session keeps between turns "
+        "was published when its turn ended, so whoever takes it away then loses nothing.",
         "vLLM #54979 and its composition with the trim fix",
     ),
     "T5": Theorem(
@@ -49,7 +50,8 @@ THEOREMS: dict[str, Theorem] = {
     "T6": Theorem(
         "progress",
         "A running request either can be scheduled with at least one token or awaits output; below the "
-        "model's length and with budget for one aligned chunk, the host then chooses at least one token. "
+        "model's length and with budget for one aligned chunk, and for what a drafter must find behind its "
+        "end, the host then chooses at least one token. "
         "Every returned step brings (2M - N - W, F) closer to 0, first things first (M the limit on N): a "
         "live one the first number, a stale one at least F. So if every dispatched step returns, the "
         "request ends unless it is preempted for ever.",
@@ -103,7 +105,9 @@ THEOREMS: dict[str, Theorem] = {
         "With no eviction in between, a look-up of N' tokens that starts with a finished sequence hits whole "
         "blocks, at most min(W, N' - 1), and misses less than a block of min(W - fence, N' - 1); one block "
         "less where the drafter needs it. Without a fence it hits exactly min(floor_B(W), floor_B(N' - 1)), "
-        "where W is N if the last kept token was an accepted draft, else N - 1.",
+        "where W is N if the last kept token was an accepted draft, else N - 1; behind a fence exactly "
+        "min(max(hit, floor_B(W - fence)), floor_B(N' - 1)), where hit is what the finished request had hit "
+        "itself (`draftproof.spec.lookups.closed_form`).",
         "vLLM #54979",
     ),
     "T14": Theorem(

@@ -1,4 +1,4 @@
-"""The pool's theorems P1 to P7 and memory safety: what each says, for an engineer."""
+"""The pool's theorems P1 to P7, memory safety and completeness: what each says, for an engineer."""
 
 from __future__ import annotations
 
@@ -36,19 +36,26 @@ POOL_THEOREMS: dict[str, Theorem] = {
     "P6": Theorem(
         "published as asked, withdrawn at once",
         "A block is published under the digest it was given and found with the same ancestors only; a "
-        "withdrawn block is found no more and keeps its owners. That only settled or enqueued content is "
-        "asked for is T3.",
+        "withdrawn block, or a list of them, is found no more and keeps its owners. That only settled or "
+        "enqueued content is asked for is T3.",
         "the block hash chain of vLLM",
     ),
     "P7": Theorem(
         "least recently used goes first",
         "Only a block without owners is evicted, the least recently freed first; a block that nobody can "
-        "hit goes before all others.",
+        "hit goes before all others. Blocks released from the last to the first go tails before heads, and "
+        "an acquired hit never goes.",
         "vLLM's free block queue",
     ),
     "memory": Theorem(
         "memory safety",
         "Every access of a primitive and of the look-up is within its array: compiled code does not check.",
         "Numba's bounds checks are off in production",
+    ),
+    "determined": Theorem(
+        "the effects say everything",
+        "Two results of a primitive that have its effects agree in every cell that anybody can read, and "
+        "then the invariants leave one choice for every link.",
+        "draftproof.spec.pool_effects",
     ),
 }

@@ -88,6 +88,9 @@ def preempt(ledger: Ledger, rules: Rules, drop: bool) -> Ledger:
     live = ledger.num_in_flight_tokens - ledger.num_stale_tokens
     if ledger.num_stale_tokens > 0:
         drop = True
+    status = PREEMPTED
+    if ledger.status == PAUSED:
+        status = PAUSED
     return ledger._replace(
         num_registered_at_preemption=grown(
             ledger.num_registered_tokens, ledger.num_computed_tokens - live, rules
@@ -97,7 +100,7 @@ def preempt(ledger: Ledger, rules: Rules, drop: bool) -> Ledger:
         num_draft_tokens=0,
         num_registered_tokens=0,
         num_stale_tokens=ledger.num_in_flight_tokens,
-        status=PREEMPTED,
+        status=status,
         drop_stale=drop,
     )
 

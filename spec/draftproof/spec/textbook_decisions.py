@@ -49,6 +49,17 @@ def tokens_to_schedule(
     return not_negative(chosen)
 
 
+def tokens_before_lookahead(
+    ledger: Ledger, rules: Rules, num_new_tokens: int, num_prefill_lookahead_tokens: int
+) -> int:
+    left = ledger.num_tokens - ledger.num_computed_tokens - num_new_tokens
+    if left <= 0:
+        return num_new_tokens  # all that is known is computed
+    if left >= num_prefill_lookahead_tokens:
+        return num_new_tokens
+    return not_negative(num_new_tokens - (num_prefill_lookahead_tokens - left))
+
+
 def drafts_allowed(ledger: Ledger, rules: Rules, max_model_len: int) -> int:
     room = max_model_len - ledger.num_tokens
     if room < rules.num_speculative_tokens:

@@ -126,43 +126,47 @@ def kept_is_settled(before: State, rules: Rules, event: Any, after: State) -> bo
     )
 
 
-def _exit_registers_settled(before: State, registered: int, rules: Rules) -> bool:
+def _registers_settled(before: State, registered: int, rules: Rules) -> bool:
     """max(R, floor_B(W - fence)): all that is settled, and only that; exactly floor_B(W) when idle."""
     old, ghosts = before
     publishable = floor_to_block(
         maximum(ghosts.num_settled_tokens - rules.registration_fence, 0), rules.block_size
     )
-    return implies(
-        old.status == RUNNING,
-        all_of(
-            registered == maximum(old.num_registered_tokens, publishable),
-            either(registered == old.num_registered_tokens, registered <= ghosts.num_settled_tokens),
-            registered <= ghosts.num_valid_tokens,
-            implies(
-                all_of(
-                    negate(rules.asynchronous),
-                    rules.registration_fence == 0,
-                    ghosts.num_awaited_samples == 0,
-                    ghosts.num_prefill_in_flight == 0,
-                ),
-                registered == publishable,
+    return all_of(
+        registered == maximum(old.num_registered_tokens, publishable),
+        either(registered == old.num_registered_tokens, registered <= ghosts.num_settled_tokens),
+        registered <= ghosts.num_valid_tokens,
+        implies(
+            all_of(
+                negate(rules.asynchronous),
+                rules.registration_fence == 0,
+                ghosts.num_awaited_samples == 0,
+                ghosts.num_prefill_in_flight == 0,
             ),
+            registered == publishable,
         ),
     )
 
 
 def leaving_registers_settled(before: State, rules: Rules, event: Any, after: State) -> bool:
-    """Finish and abort of a running request; one that is not running registers nothing."""
+    """Finish and abort of a running request; one that is not running has nothing left to register."""
     registered = after.ledger.num_registered_tokens
-    return both(
-        _exit_registers_settled(before, registered, rules),
+    num_not_registered = before.ghosts.num_settled_tokens - rules.registration_fence - registered
+    return all_of(
+        implies(before.ledger.status == RUNNING, _registers_settled(before, registered, rules)),
         implies(before.ledger.status != RUNNING, registered == before.ledger.num_registered_tokens),
+        num_not_registered < rules.block_size,
     )
 
 
 def preemption_registers_settled(before: State, rules: Rules, event: Any, after: State) -> bool:
-    """What a preemption registered, before the new life starts with R = 0."""
-    return _exit_registers_settled(before, after.ledger.num_registered_at_preemption, rules)
+    """What a preemption registered, before the new life starts with R = 0; of a session that does not run
+    nothing more, since all it kept was registered when its turn ended."""
+    registered = after.ledger.num_registered_at_preemption
+    return both(
+        _registers_settled(before, registered, rules),
+        implies(before.ledger.status != RUNNING, registered == before.ledger.num_registered_tokens),
+    )
 
 
 def turn_end_registers_all_kept(before: State, rules: Rules, event: Any, after: State) -> bool:

@@ -66,6 +66,42 @@ FAULTS = (
         ),
     ),
     Fault(
+        name="chunk-cuts-lookahead",
+        title="A prefill chunk leaves fewer known tokens than the drafter reads",
+        meaning="The modules of a multi-token predictor each read one token further. Where a chunk leaves "
+        "some of the prompt, but less than they read, the last ones are fed guesses in place of known "
+        "tokens, and what they wrote there stays in their cache.",
+        reports=(),
+        changes=(
+            Change(
+                DECISIONS,
+                "tokens_before_lookahead",
+                "return where(cuts_lookahead, before_lookahead, num_new_tokens)",
+                "return num_new_tokens",
+            ),
+        ),
+        violated=("tokens_before_lookahead/relation/leaves_none_or_the_lookahead",),
+    ),
+    Fault(
+        name="short-prompt-waits-for-lookahead",
+        title="The end of a prompt waits for look-ahead that will never come",
+        meaning="The last chunk leaves nothing for the drafter to read either. Held back for that, a request "
+        "is never scheduled to its end.",
+        reports=(),
+        changes=(
+            Change(
+                DECISIONS,
+                "tokens_before_lookahead",
+                "both(num_left > 0, num_left < num_prefill_lookahead_tokens)",
+                "num_left < num_prefill_lookahead_tokens",
+            ),
+        ),
+        violated=(
+            "tokens_before_lookahead/relation/never_passed_over",
+            "tokens_before_lookahead/relation/as_many_as_allowed",
+        ),
+    ),
+    Fault(
         name="drafts-past-model-length",
         title="The drafter proposes beyond the model's length",
         meaning="Near the end of the context the drafts do not fit: positions outside the tables are read "

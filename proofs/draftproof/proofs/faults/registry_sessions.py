@@ -180,6 +180,43 @@ FAULTS = (
         ),
     ),
     Fault(
+        name="idle-session-keeps-its-count",
+        title="A session's blocks are taken between turns, its count of computed tokens stays",
+        meaning="Somebody else's text is written into the blocks of a session that does not run. Its next "
+        "turn starts where it left off and attends to KV that is not its own.",
+        reports=(),
+        changes=(
+            Change(
+                ACCOUNTING,
+                "preempt",
+                "num_computed_tokens=0",
+                "num_computed_tokens=where(ledger.status == RUNNING, 0, ledger.num_computed_tokens)",
+            ),
+        ),
+        violated=(
+            "preempt/effect/starts_over",
+            "preempt/invariant/settled_is_computed_less_live",
+            "preempt/invariant/preempted_has_no_kv",
+        ),
+        shown_by="schedule/theorem/T3/step_reads_valid_kv",
+    ),
+    Fault(
+        name="idle-session-starts-by-itself",
+        title="A session that has its blocks taken between turns is scheduled without a next chunk",
+        meaning="Nobody asked for more, yet the session waits among the preempted requests, is computed "
+        "again and goes on talking.",
+        reports=(),
+        changes=(
+            Change(
+                ACCOUNTING,
+                "preempt",
+                "status=where(ledger.status == PAUSED, ledger.status, PREEMPTED)",
+                "status=PREEMPTED",
+            ),
+        ),
+        violated=("preempt/effect/preempted_or_still_paused",),
+    ),
+    Fault(
         name="fold-while-running",
         title="The next chunk is queued while the session is still running",
         meaning="The session is in the waiting and in the running list at once. The scheduler pops a "

@@ -8,6 +8,7 @@ from typing import Any
 
 from draftproof.proofs.report.markup import Content, Markup, element, number, seconds, unseen
 from draftproof.proofs.report.words import CONSEQUENCES, GROUPS, OTHER_GROUPS
+from draftproof.proofs.verdicts import NOT_ASKED
 
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -53,7 +54,7 @@ def _needs(theorem: dict[str, Any]) -> Content:
 
 def _facts(theorem: dict[str, Any]) -> Markup:
     times = [
-        f"{solver} {seconds(theorem[key])}"
+        f"{solver} {seconds(theorem[key]) if solver in theorem.get('solvers', [solver]) else NOT_ASKED}"
         for solver, key in (("z3", "z3_seconds"), ("cvc5", "cvc5_seconds"))
         if theorem.get(key) is not None
     ]

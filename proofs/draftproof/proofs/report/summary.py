@@ -37,6 +37,17 @@ def _share(
     return Part(title, f"{number(reached)} of {number(total)}", good, "; ".join(bad) if bad else remark)
 
 
+def _alone(prove: dict[str, Any]) -> int:
+    """How many obligations only z3 was asked about."""
+    counts = (prove.get("obligations") or {}).get("by_z3_alone") or {}
+    return int(counts.get("total") or 0)
+
+
+def _solvers(prove: dict[str, Any]) -> str:
+    alone = _alone(prove)
+    return "by z3 and by cvc5" + (f", but {alone} about the block pool by z3 alone" if alone else "")
+
+
 def parts(prove: dict[str, Any]) -> list[Part]:
     """The counts, each with whether it is complete. The first four belong to every run."""
     found = [
@@ -49,7 +60,7 @@ def parts(prove: dict[str, Any]) -> list[Part]:
             "total",
             "proved",
             "obligations proved",
-            "by z3 and by cvc5: none failed, unknown, vacuous or disputed",
+            f"{_solvers(prove)}: none failed, unknown, vacuous or disputed",
             "no solver was asked",
         ),
         _share(
@@ -177,8 +188,9 @@ def header(data: dict[str, Any]) -> Markup:
             "again, "
             "and one that is off by one is seldom seen: the text still looks like text. Here that arithmetic "
             "is written once, what it must do is stated, and two independent solvers were asked for a "
-            "counterexample to every claim, with every size left open. You need not know any prover to "
-            "read on.",
+            "counterexample to every claim"
+            + (" (one of them, in this run, about the block pool)" if _alone(prove) else "")
+            + ", with every size left open. You need not know any prover to read on.",
             class_="lede",
         ),
         element("p", sentence, class_=f"verdict {state}", role="status", id="verdict"),

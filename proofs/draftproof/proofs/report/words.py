@@ -52,6 +52,15 @@ CONSEQUENCES: dict[str, str] = {
     "R2": "“Valid” and “settled” would be words only, and everything that is measured against them with "
     "them.",
     "T14": "Blocks are freed twice, and two requests write into the same memory.",
+    "P1": "A block is lost for good, or the null block is handed out.",
+    "P2": "A block is given to another request while somebody still reads it.",
+    "P3": "A cache hit reads tokens that are not the ones it asked for.",
+    "P4": "A cached prefix is not found, or the search never ends.",
+    "P5": "Two requests write into one block.",
+    "P6": "After a failed step a look-up still finds KV that was never computed.",
+    "P7": "A prefix in use is evicted, or a hot one before a cold one.",
+    "memory": "Compiled code writes over somebody else's memory. Nothing reports it.",
+    "determined": "A primitive could do something that no claim speaks about.",
 }
 """By theorem: what somebody would see if it did not hold."""
 
@@ -60,12 +69,15 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Nothing is lost", ("T4", "T7", "T13")),
     ("Every request ends, once", ("T6", "T14")),
     ("The same with speculation or without, on host and device", ("T8", "T9", "T10", "T11")),
-    ("What the rest stands on", ("effects", "invariants", "decisions", "R1", "R2", "axioms")),
+    (
+        "The block pool",
+        ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "memory", "determined"),
+    ),
+    ("What the rest stands on", ("effects", "invariants", "decisions", "R1", "R2", "recurrent", "axioms")),
 )
 
 OTHER_GROUPS: dict[str, str] = {
     "R": "The ledger stands for the real queue of steps",
-    "P": "The block pool",
     "M": "Recurrent state",
 }
 """By first letter, for theorems that are in none of `GROUPS`."""
@@ -88,7 +100,8 @@ PROVER_WORDS: tuple[tuple[str, str], ...] = (
     (
         "obligation",
         "One small claim about the code: assuming these facts before, this holds after. Two solvers are "
-        "asked for a counterexample. Proved means that both say there is none.",
+        "asked for a counterexample. Proved means that both say there is none; where only one was asked, it "
+        "says so.",
     ),
     (
         "unknown",
