@@ -1,8 +1,9 @@
 """Numba as a carrier of the pool and of the digest: the very functions, compiled to machine code.
 
 The helpers become overloads of themselves, and each primitive is compiled from its own source. No array
-access is checked: that all of them are in bounds is proved (`draftproof.proofs.pool_proof`).
-Nothing is cached on disk, for the reason given in `draftproof.impl.compiled`.
+access is checked, except in the middle mode: that all of them are in bounds is proved
+(`draftproof.proofs.pool_proof`). What takes a pool and numbers is kept on disk
+(`draftproof.impl.code_cache`); what also takes tokens is compiled for the kind of array that comes.
 """
 
 from __future__ import annotations
@@ -11,16 +12,29 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
-from numba.extending import overload, register_jitable
+from numba.extending import overload
 
 import draftproof.impl.compiled  # noqa: F401 - registers the algebra
-from draftproof.impl import digest, pool, pool_checks
+from draftproof.impl import code_cache, digest, pool, pool_checks
 from draftproof.spec import pool as pool_specification
 
 PRIMITIVES = ("take", "acquire", "release", "publish", "withdraw", "append", "own_copy")
 FUNCTIONS = (*PRIMITIVES, "writable", "published", "look_up", "matches")
+
+_POOL = pool.new_pool(1, 1, 1)
+EXAMPLES: dict[str, tuple[Any, ...]] = {
+    "take": (_POOL, True),
+    "acquire": (_POOL, 1, True),
+    "release": (_POOL, 1, True),
+    "publish": (_POOL, 1, 1, 1, True),
+    "withdraw": (_POOL, 1, True),
+    "append": (_POOL, 1, 1, True),
+    "own_copy": (_POOL, 1, 1, True),
+    "writable": (_POOL, 1),
+    "published": (_POOL, 1),
+}
+"""Arguments, for their types."""
 
 overload(digest.unsigned)(lambda value: lambda value: np.uint64(value))  # noqa: PLW0108 - compiled from its text
 overload(digest.signed)(lambda value: lambda value: np.int64(value))  # noqa: PLW0108
@@ -54,24 +68,27 @@ for _helper in (
     digest.finalised,
     digest.block_digest,
 ):
-    register_jitable(_helper)
+    code_cache.register(_helper)
 
 
 @functools.cache
 def compiled_pool(name: str) -> Callable[..., Any]:
-    """The pool's function `name`, compiled; takes and changes the same arrays as the interpreted one."""
+    """The pool's function `name`, compiled; takes and changes the same arrays as the interpreted one.
+
+    Raises KeyError for any other name.
+    """
     if name not in FUNCTIONS:
         raise KeyError(f"{name} is none of {', '.join(FUNCTIONS)}")
-    return numba.njit(getattr(pool, name))  # type: ignore[no-any-return]
+    return code_cache.compile(getattr(pool, name), *EXAMPLES.get(name, ()))  # type: ignore[no-any-return]
 
 
 @functools.cache
 def compiled_digest() -> Callable[..., tuple[int, int]]:
     """`block_digest`, compiled: int64 words, tokens an integer array."""
-    return numba.njit(digest.block_digest)  # type: ignore[no-any-return]
+    return code_cache.compile(digest.block_digest)  # type: ignore[no-any-return]
 
 
 @functools.cache
 def compiled_check() -> Callable[[Any, Any], int]:
     """`problem_of`, compiled: pool and owners by block to the number of a problem."""
-    return numba.njit(pool_checks.problem_of)  # type: ignore[no-any-return]
+    return code_cache.compile(pool_checks.problem_of)  # type: ignore[no-any-return]
