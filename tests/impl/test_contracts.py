@@ -123,7 +123,7 @@ def test_a_prompt_of_nothing_is_refused(debug: Loaded) -> None:
         debug.contracts.observe(0)
 
 
-@pytest.mark.parametrize("value", [None, "", "0"])
+@pytest.mark.parametrize("value", [None, "", "0", "middle"])
 def test_without_the_switch_the_transitions_are_undecorated(
     original_modules: None, monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
@@ -151,8 +151,8 @@ def test_the_switch_is_read_from_the_environment_of_a_new_process(monkeypatch: p
         "print(hasattr(accounting.output, '__wrapped__'), 'icontract' in sys.modules)"
     )
     answers = []
-    for value in ("0", "1"):
+    for value in ("0", "middle", "1"):
         monkeypatch.setenv("DRAFTPROOF_DEBUG", value)
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         answers.append(done.stdout.strip())
-    assert answers == ["False False", "True True"]
+    assert answers == ["False False", "False False", "True True"]

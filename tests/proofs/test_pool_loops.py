@@ -22,7 +22,7 @@ PRIMITIVES = {"take", "acquire", "release", "publish", "withdraw", "append", "ow
 BODIES: tuple[tuple[ModuleType, str, str], ...] = (
     (allocation, "release_row", "release(state.pool, block, block != 0)"),
     (allocation, "take_over", "acquire(state.pool, block, block != 0)"),
-    (allocation, "reserve", "take(state.pool, True)"),
+    (allocation, "take_block", "take(state.pool, True)"),
     (lifecycle, "withdraw_block", "withdraw(state.pool, block, True)"),
     (lifecycle, "clear_cache", "withdraw(state.pool, block, True)"),
 )
@@ -30,11 +30,11 @@ BODIES: tuple[tuple[ModuleType, str, str], ...] = (
 
 
 class WithoutCasts(ast.NodeTransformer):
-    """`int(...)` says a type, not a value: both ways of running hold integers there."""
+    """`int(...)` and `wide(...)` say a type, not a value: both ways of running hold integers there."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        return node.args[0] if ast.unparse(node.func) == "int" else node
+        return node.args[0] if ast.unparse(node.func) in ("int", "wide") else node
 
 
 def tree_of(module: ModuleType, function: str) -> ast.AST:

@@ -6,6 +6,9 @@ valid, settled, awaited), so a debug ledger carries its ghosts along: start a re
 and pass each transition's result to the next. A plain `Ledger` (its ghosts are unknown) is checked
 against the textbook only.
 
+A ledger that was loaded from a table also remembers which events it has been through since, and a
+violation carries what it is about (`breach_of`), so that whoever runs a transition can name the request.
+
 Contracts cost 50 to 150 microseconds a call (icontract); without the switch the functions are plain.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from draftproof.spec import effects, ghosts, guards, textbook
 from draftproof.spec.events import EVENT_SYMBOLS, EVENTS, Event
@@ -22,7 +25,11 @@ from draftproof.spec.ghosts import GHOST_SYMBOLS, Ghosts, State
 from draftproof.spec.invariants import invariants
 from draftproof.spec.ledger import SYMBOLS, Ledger, Rules, initial
 
-DEBUG = os.environ.get("DRAFTPROOF_DEBUG", "0") not in ("", "0")
+MODE = os.environ.get("DRAFTPROOF_DEBUG", "")
+MIDDLE = MODE == "middle"
+"""Compiled code with every index checked (`draftproof.impl.code_cache`), and no contracts."""
+DEBUG = MODE not in ("", "0", "middle")
+"""Contracts on; nothing is compiled."""
 
 Transition = TypeVar("Transition", bound=Callable[..., Ledger])
 
@@ -31,13 +38,47 @@ class ObservedLedger(Ledger):
     """A ledger whose ghosts are known, for debug mode. Compares and unpacks like its ledger."""
 
     ghosts: Ghosts
+    column: int
+    """Where in its table it was loaded from; -1 for a ledger that comes from none."""
+    version: int
+    """How often the column had been written to when it was loaded."""
+    events: tuple[Event, ...]
+    """What happened to it since."""
 
     @classmethod
-    def of(cls, ledger: Ledger, ghosts: Ghosts) -> ObservedLedger:
+    def of(
+        cls,
+        ledger: Ledger,
+        ghosts: Ghosts,
+        column: int = -1,
+        version: int = 0,
+        events: tuple[Event, ...] = (),
+    ) -> ObservedLedger:
         """The ledger with these ghosts beside it."""
         observed = cls(*ledger)
         observed.ghosts = ghosts
+        observed.column, observed.version, observed.events = column, version, events
         return observed
+
+
+class Breach(NamedTuple):
+    """What a violation is about."""
+
+    name: str
+    """The transition."""
+    rules: Rules
+    event: Event
+    before: Ledger
+    after: Ledger | None
+    """None where the event may not come at all."""
+    broken: tuple[str, ...]
+    """The guard's conditions, effects and invariants that do not hold, or `textbook`."""
+    ghosts_after: Ghosts | None = None
+
+
+def breach_of(error: BaseException) -> Breach | None:
+    """What a violation is about; None if the error is not a contract's."""
+    return getattr(error, "breach", None)
 
 
 def observe(num_prompt_tokens: int) -> ObservedLedger:
@@ -90,9 +131,14 @@ def _observed(ledger: Ledger) -> State | None:
     return State(Ledger(*ledger), ledger.ghosts) if isinstance(ledger, ObservedLedger) else None
 
 
-def _checked(function: Transition) -> Transition:
+def checked(function: Transition) -> Transition:
     """The transition with its contracts on; the conditions are named, so a violation names them too."""
     import icontract  # only debug mode pays for the import
+
+    def violation(text: str, breach: Breach) -> Exception:
+        error: Any = icontract.ViolationError(text)
+        error.breach = breach
+        return error  # type: ignore[no-any-return]
 
     name = function.__name__
     plain_textbook = getattr(textbook, name)
@@ -107,9 +153,10 @@ def _checked(function: Transition) -> Transition:
         ledger, rules, event = _arguments(_ARGS, _KWARGS, name)
         state = _observed(ledger)
         assert state is not None
-        return icontract.ViolationError(
-            f"{format_event(event, name)} came when it may not: "
-            f"{', '.join(broken_guard(name, state, rules, event))}; {format_state(state)}"
+        broken = broken_guard(name, state, rules, event)
+        return violation(
+            f"{format_event(event, name)} came when it may not: {', '.join(broken)}; {format_state(state)}",
+            Breach(name, rules, event, ledger, None, tuple(broken)),
         )
 
     def equals_textbook(_ARGS: Any, _KWARGS: Any, result: Ledger) -> bool:
@@ -124,7 +171,9 @@ def _checked(function: Transition) -> Transition:
             for field, symbol in SYMBOLS.items()
             if getattr(result, field) != getattr(expected, field)
         )
-        return icontract.ViolationError(f"{format_event(event, name)}: {wrong}")
+        return violation(
+            f"{format_event(event, name)}: {wrong}", Breach(name, rules, event, ledger, result, ("textbook",))
+        )
 
     def effects_hold(_ARGS: Any, _KWARGS: Any, result: Ledger) -> bool:
         ledger, rules, event = _arguments(_ARGS, _KWARGS, name)
@@ -139,9 +188,10 @@ def _checked(function: Transition) -> Transition:
         before = _observed(ledger)
         assert before is not None
         after = State(Ledger(*result), ghosts_of(before, rules, event))
-        return icontract.ViolationError(
-            f"{format_event(event, name)} broke "
-            f"{', '.join(broken_effects(name, before, rules, event, after))}; {format_changes(before, after)}"
+        broken = broken_effects(name, before, rules, event, after)
+        return violation(
+            f"{format_event(event, name)} broke {', '.join(broken)}; {format_changes(before, after)}",
+            Breach(name, rules, event, ledger, after.ledger, tuple(broken), after.ghosts),
         )
 
     guarded = icontract.require(guard_holds, error=explain_guard)
@@ -153,8 +203,10 @@ def _checked(function: Transition) -> Transition:
     def observed(*args: Any, **kwargs: Any) -> Ledger:
         result = contracted(*args, **kwargs)
         ledger, rules, event = _arguments(args, kwargs, name)
-        before = _observed(ledger)
-        return result if before is None else ObservedLedger.of(result, ghosts_of(before, rules, event))
+        if not isinstance(ledger, ObservedLedger):
+            return result
+        after = ghosts_of(State(Ledger(*ledger), ledger.ghosts), rules, event)
+        return ObservedLedger.of(result, after, ledger.column, ledger.version, (*ledger.events, event))
 
     observed.__wrapped__ = function
     return observed  # type: ignore[return-value]
@@ -169,7 +221,7 @@ def format_state(state: State) -> str:
 
 def transition(function: Transition) -> Transition:
     """Mark a function as a transition: contract-checked in debug mode, itself otherwise."""
-    return _checked(function) if DEBUG else function
+    return checked(function) if DEBUG else function
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ class CrosshairVerdict(NamedTuple):
 
 
 def targets() -> list[Target]:
-    """Every function that CrossHair must confirm: transitions, decisions, recurrent state, the algebra's laws."""
+    """Every function that CrossHair must confirm: transitions, decisions, recurrent state, the laws."""
     from draftproof.proofs import (
         crosshair_decisions,
         crosshair_laws,

@@ -77,6 +77,12 @@ CONTENT: tuple[Loops, ...] = (
         "that it ends at the first block that is not found",
     ),
     _rounds("prefix_cache", "has_window", ("pool/look_up/",), "that it asks for every block of the window"),
+    _rounds(
+        "prefix_cache",
+        "has_states",
+        ("pool/look_up/", "recurrent/"),
+        "that every recurrent group is asked for the state at exactly this position",
+    ),
     _rounds("prefix_cache", "all_have", (), "all of it: every group is asked"),
     _rounds(
         "prefix_cache",
@@ -156,6 +162,7 @@ ROWS: tuple[Loops, ...] = (
     _rounds("lifecycle", "preempt_all", ("preempt/",), "that no row is left running, and no session with KV"),
     _rounds("lifecycle", "give_up_step", ("preempt/",), "that it visits all rows of the step"),
     _rounds("lifecycle", "num_cached_tokens", (), "the copy of tokens"),
+    _rounds("pressure", "num_idle_blocks", (), "all of it: a bound on what idle sessions could give back"),
     _rounds("pressure", "longest_paused", (), "all of it: which idle session gives its blocks back"),
     _rounds("pressure", "last_waiting_holder", (), "all of it: which idle session gives its blocks back"),
     _rounds("queues", "enqueue", (), "all of it: a row's place among those that wait"),
