@@ -136,6 +136,7 @@ def check_all(watched: WatchedScheduler) -> None:
     assert watched.scheduler.rows == known_rows, f"known are {watched.scheduler.rows}, must be {known_rows}"
     check_queues(watched)
     check_pool(watched)
+    check_digests(watched)
     if not watched.steps:
         check_published(watched)
 
@@ -169,6 +170,23 @@ def check_queues(watched: WatchedScheduler) -> None:
     assert used == sorted(watched.by_row), f"rows {used} are in use, must be {sorted(watched.by_row)}"
     assert len(idle) + len(used) == sentinel, f"a row is unused twice: {idle}"
     watched.order.check(running, waiting)
+
+
+def check_digests(watched: WatchedScheduler) -> None:
+    """Every digest that a row remembers is that of its tokens now, from scratch."""
+    state, size = watched.scheduler.state, watched.config.hash_block_size
+    if state.settings.num_hash_lookahead_tokens > 0:
+        return
+    for row, request in watched.by_row.items():
+        count = int(state.requests.num_hashed_blocks[row])
+        first = state.requests.digest_first[row, :count].tolist()
+        second = state.requests.digest_second[row, :count].tolist()
+        ends = request.prefixes[size - 1 :: size]
+        assert count <= len(ends), f"{request.request_id} has {count} digests of {len(ends)} blocks"
+        for index, digest in enumerate(zip(first, second, strict=True)):
+            assert digest == digest_of(watched, ends[index]), (
+                f"{request.request_id}: the digest of block {index} is that of other tokens"
+            )
 
 
 def check_pool(watched: WatchedScheduler) -> None:

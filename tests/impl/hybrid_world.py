@@ -11,9 +11,10 @@ import copy
 import dataclasses
 
 from tests.impl.device import Row
+from tests.impl.findable import Exit
 from tests.impl.request_truth import Choices, Request
 from tests.impl.scheduler_world import VOCAB_SIZE, Settings, World, written
-from tests.impl.watched import Exit, WatchedScheduler
+from tests.impl.watched import WatchedScheduler
 
 from draftproof.impl.decisions import checkpoint_to_keep
 from draftproof.impl.scheduler.batch import RUNNING, Batch
@@ -155,10 +156,9 @@ class HybridWorld(World):
         *,
         checks: bool = True,
     ) -> None:
-        self.settings = settings
+        super().__init__(settings, checks=checks, sweeps=False)
         self.hybrid = HybridWatched(hybrid_config(settings, groups), scheduler, checks=checks)
         self.watched = self.hybrid
-        self.num_added = 0
         self.num_exits_checked = 0
 
     def advance_alone(self, choices: int) -> None:

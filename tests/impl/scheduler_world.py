@@ -13,6 +13,7 @@ from tests.impl import findable
 from tests.impl.request_truth import INVALID, Choices, Request, Words
 from tests.impl.watched import WatchedScheduler
 
+from draftproof.impl import assert_accounting
 from draftproof.impl.scheduler.config import KVGroup, SchedulerConfig
 from draftproof.impl.scheduler.errors import RequestError
 from draftproof.impl.scheduler.requests import check_fits
@@ -146,9 +147,16 @@ class World:
     """
 
     def __init__(
-        self, settings: Settings, scheduler: Scheduler | None = None, *, checks: bool = True
+        self,
+        settings: Settings,
+        scheduler: Scheduler | None = None,
+        *,
+        checks: bool = True,
+        sweeps: bool = True,
     ) -> None:
         self.settings = settings
+        self.sweeps = sweeps
+        """Whether the scheduler's own sweep (`assert_accounting`) is asked, too."""
         self.watched = WatchedScheduler(settings.config(), scheduler, checks=checks)
         self.num_added = 0
 
@@ -249,6 +257,8 @@ class World:
                 self.watched.schedule(Choices(chosen.below(2**24)))
             else:
                 self.settle(chosen.below(2**12), proposes=not self.settings.asynchronous)
+        if self.sweeps:
+            assert_accounting(self.watched.scheduler)
 
     def arrive(self, choices: Choices) -> None:
         """Some request arrives."""

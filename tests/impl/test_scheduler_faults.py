@@ -181,7 +181,7 @@ FAULTS = [
         "hash_row",
         "first, second = requests.salt_first[row], requests.salt_second[row]",
         "first, second = 0, 0",
-        "reads position|another content's digest",
+        "reads position|the digest of block",
         ROOMY,
     ),
     Fault(
@@ -237,7 +237,7 @@ def wander_until_noticed(fault: Fault, num_worlds: int = NUM_WORLDS) -> str:
             block_size=min(fault.settings.block_size, chosen.randint(1, 3)),
             extra_blocks=chosen.choice((0, fault.settings.extra_blocks)),
         )
-        world = World(settings)
+        world = World(settings, sweeps=False)
         try:
             wander(world, chosen, 60)
             world.finish_all()

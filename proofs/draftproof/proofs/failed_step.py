@@ -1,8 +1,8 @@
 """May a request's blocks be found again after every step in flight has failed? (T3, T4)
 
-Whatever was published since the failed step was dispatched is withdrawn. What the request's returned steps had
-computed is published again, up to `publishable_if_all_in_flight_fails`: never more than is settled, less the
-drafter's fence, and less than a block of it is left out. For every live request, all sizes, either mode.
+Whatever was published since the failed step was dispatched is withdrawn. What the request's returned steps
+had computed is published again, up to `publishable_if_all_in_flight_fails`: never more than is settled, less
+the drafter's fence, and less than a block of it is left out. For every live request, all sizes, both modes.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class InterpretedCalls:
         outcome = memoryview(sampled), memoryview(num_sampled)
         problem, index = settle.problem_of_outcome(self.state, batch, *outcome)
         if problem == settle.ACCEPTED:
-            settle.settle_step(self.state, batch, *outcome)
+            settle.settle_step(self.state, self.state.recurrent, batch, *outcome)
             index = batch.counts[NUM_FINISHED] + batch.counts[NUM_PAUSED]
         return problem, index
 

@@ -25,7 +25,7 @@ def settle_step(
     batch = batch_views(batch_memory, state.settings)
     problem, index = settle.problem_of_outcome(state, batch, sampled, num_sampled)
     if problem == settle.ACCEPTED:
-        settle.settle_step(state, batch, sampled, num_sampled)
+        settle.settle_step(state, state.recurrent, batch, sampled, num_sampled)
         index = batch.counts[NUM_FINISHED] + batch.counts[NUM_PAUSED]
     return problem, index
 

@@ -112,11 +112,9 @@ def find_state(state: State, rows: RecurrentRows, row: int, group: int, num_toke
     return block
 
 
-def has_states(state: State, rows: RecurrentRows | None, row: int, num_tokens: int, step: int) -> bool:
+def has_states(state: State, rows: RecurrentRows, row: int, num_tokens: int, step: int) -> bool:
     """Whether every recurrent group has the state after the row's first `num_tokens` (M2); the blocks found
     are written to the row's first working slots."""
-    if rows is None:
-        return True
     for group in range(state.settings.num_groups):
         if state.groups.kind[group] == RECURRENT:
             block = find_state(state, rows, row, group, num_tokens, step)
@@ -126,12 +124,14 @@ def has_states(state: State, rows: RecurrentRows | None, row: int, num_tokens: i
     return True
 
 
-def all_have(state: State, row: int, num_tokens: int) -> bool:
+def all_have(state: State, rows: RecurrentRows | None, row: int, num_tokens: int) -> bool:
     """Whether the groups that do not need every block have what a hit of `num_tokens` needs."""
     for group in range(state.settings.num_groups):
         if state.groups.kind[group] == SLIDING_WINDOW and not has_window(state, row, group, num_tokens):
             return False
-    return has_states(state, state.recurrent, row, num_tokens, int(state.counts[NUM_DISPATCHED]))
+    if rows is None:
+        return True
+    return has_states(state, rows, row, num_tokens, int(state.counts[NUM_DISPATCHED]))
 
 
 def look_up_row(state: State, row: int, ledger: Ledger) -> int:
@@ -152,7 +152,7 @@ def look_up_row(state: State, row: int, ledger: Ledger) -> int:
             num_matching = run_of_full_attention(state, row, group, num_matching)
     num_matching = num_matching // size * size
     num_hit_tokens = lookup_hit(ledger, state.rules, num_matching, settings.drops_block != 0)
-    while num_hit_tokens > 0 and not all_have(state, row, num_hit_tokens):
+    while num_hit_tokens > 0 and not all_have(state, state.recurrent, row, num_hit_tokens):
         num_matching -= size
         num_hit_tokens = lookup_hit(ledger, state.rules, num_matching, settings.drops_block != 0)
     return num_hit_tokens

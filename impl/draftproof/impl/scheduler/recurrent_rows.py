@@ -1,9 +1,9 @@
 """What does an event of a row mean for its recurrent state? One function for each, called by the scheduler.
 
-Each takes what the scheduler keeps for recurrent groups, and does nothing if that is None: there are none.
-The compiler sees the None and leaves out all that follows, so that a scheduler without such groups neither
-compiles nor runs any of it. How much is done is the record's word (`draftproof.impl.recurrent`), how much may
-be published the ledger's; the blocks are moved by `recurrent_blocks`.
+Without recurrent groups what the scheduler keeps for them is None. Compiled code asks that of an argument
+before it calls anything here; the compiler sees the None and leaves the call out, so that a scheduler without
+such groups neither compiles nor runs any of it. How much is done is the record's word
+(`draftproof.impl.recurrent`), how much may be published the ledger's; `recurrent_blocks` moves the blocks.
 """
 
 from __future__ import annotations
@@ -41,11 +41,9 @@ from draftproof.spec.recurrent import RecurrentRules
 
 
 def up_to_boundary(
-    settings: Settings, rules: Rules, rows: RecurrentRows | None, ledger: Ledger, num_tokens: int
+    settings: Settings, rules: Rules, rows: RecurrentRows, ledger: Ledger, num_tokens: int
 ) -> int:
     """Of a step's tokens, how many to compute so that a prefill chunk ends where its state may be kept."""
-    if rows is None:
-        return num_tokens
     if settings.caching == 0:
         return num_tokens
     return chunk_to_schedule(
@@ -57,10 +55,8 @@ def up_to_boundary(
     )
 
 
-def num_state_blocks(state: State, rows: RecurrentRows | None, row: int, num_tokens: int) -> int:
+def num_state_blocks(state: State, rows: RecurrentRows, row: int, num_tokens: int) -> int:
     """Blocks that a running row takes when it is dispatched with so many tokens."""
-    if rows is None:
-        return 0
     ledger = load(state.requests.ledgers, row)
     num_drafts = num_drafts_in_step(ledger, num_tokens)
     record = load_record(rows.records, row)
@@ -68,14 +64,12 @@ def num_state_blocks(state: State, rows: RecurrentRows | None, row: int, num_tok
 
 
 def num_state_blocks_to_start(
-    state: State, rows: RecurrentRows | None, row: int, ledger: Ledger, num_tokens: int, starts_anew: bool
+    state: State, rows: RecurrentRows, row: int, ledger: Ledger, num_tokens: int, starts_anew: bool
 ) -> int:
     """Blocks that a waiting row takes with its first step, beside the states that a look-up found.
 
     `ledger` is the row's once it is admitted. `starts_anew` is false for a session that kept its state.
     """
-    if rows is None:
-        return 0
     num_slots, record = 0, load_record(rows.records, row)
     rules = recurrent_rules(state)
     if starts_anew:
@@ -87,12 +81,8 @@ def num_state_blocks_to_start(
     return num_slots + num_blocks_to_dispatch(state, record, num_tokens, num_drafts, ledger.num_tokens)
 
 
-def start_states(
-    state: State, rows: RecurrentRows | None, row: int, ledger: Ledger, starts_anew: bool
-) -> None:
+def start_states(state: State, rows: RecurrentRows, row: int, ledger: Ledger, starts_anew: bool) -> None:
     """A waiting row is admitted: on the states that a look-up found, on none, or on those that it kept."""
-    if rows is None:
-        return
     checkpoint = checkpoint_to_keep(ledger, state.rules, state.settings.drops_block != 0)
     if starts_anew:
         if ledger.num_computed_tokens > 0:
@@ -103,11 +93,9 @@ def start_states(
 
 
 def dispatch_states(
-    state: State, rows: RecurrentRows | None, batch: Batch, index: int, before: Ledger, after: Ledger
+    state: State, rows: RecurrentRows, batch: Batch, index: int, before: Ledger, after: Ledger
 ) -> None:
     """The row at this place of the batch is dispatched; the runner is told where its state is."""
-    if rows is None:
-        return
     row = wide(batch.rows[index])
     num_tokens, num_drafts = wide(batch.num_scheduled_tokens[index]), wide(batch.num_draft_tokens[index])
     batch.source_slot[index] = slot_to_read(load_record(rows.records, row), -1)
@@ -117,7 +105,7 @@ def dispatch_states(
 
 def settle_states(
     state: State,
-    rows: RecurrentRows | None,
+    rows: RecurrentRows,
     batch: Batch,
     index: int,
     ledger: Ledger,
@@ -129,8 +117,6 @@ def settle_states(
 
     What it settles is published, unless a stop follows, which does that. `ledger` is the row's afterwards.
     """
-    if rows is None:
-        return
     row = wide(batch.rows[index])
     num_returned, num_drafts = wide(batch.num_scheduled_tokens[index]), wide(batch.num_draft_tokens[index])
     settle_row(state, rows, row, num_returned, num_drafts, num_accepted, num_kept)
@@ -138,10 +124,8 @@ def settle_states(
         offer_row(state, rows, row, registrable_in_service(ledger))
 
 
-def pause_states(state: State, rows: RecurrentRows | None, row: int, ledger: Ledger) -> None:
+def pause_states(state: State, rows: RecurrentRows, row: int, ledger: Ledger) -> None:
     """A session's turn ends: it keeps its state, if it has any. `ledger` is the row's before."""
-    if rows is None:
-        return
     if ledger.status == RUNNING:
         offer_row(state, rows, row, registrable_at_turn_end(ledger))
         end_turn_row(state, rows, row)

@@ -22,6 +22,7 @@ from draftproof.impl.scheduler.layout import (
     TOTAL_DRAFTS,
     TOTAL_KEPT_TOKENS,
     TOTAL_STOPPED,
+    RecurrentRows,
     Requests,
     State,
     wide,
@@ -76,7 +77,9 @@ def problem_of_outcome(state: State, batch: Batch, sampled: Any, num_sampled: An
     return ACCEPTED, 0
 
 
-def settle_step(state: State, batch: Batch, sampled: Any, num_sampled: Any) -> None:
+def settle_step(
+    state: State, rows: RecurrentRows | None, batch: Batch, sampled: Any, num_sampled: Any
+) -> None:
     """Take in a step's outcome. `sampled`: int32[requests, >= 1 + K], accepted drafts and the token sampled
     after them; `num_sampled`: int32[requests], 0 for a prefill chunk."""
     requests, rules, counts = state.requests, state.rules, state.counts
@@ -95,7 +98,8 @@ def settle_step(state: State, batch: Batch, sampled: Any, num_sampled: Any) -> N
             batch.num_kept_tokens[index] = 0
             after = chunk_output(ledger, rules, num_returned)
             store(requests.ledgers, row, after)
-            settle_states(state, state.recurrent, batch, index, after, 0, 0, False)
+            if rows is not None:
+                settle_states(state, rows, batch, index, after, 0, 0, False)
             continue
         num_accepted = num_generated - 1
         stop_index = first_stop(requests, row, ledger.num_tokens, sampled, index, num_generated)
@@ -118,10 +122,12 @@ def settle_step(state: State, batch: Batch, sampled: Any, num_sampled: Any) -> N
             store_metrics(requests.metrics, row, metrics)
         if after.num_registered_tokens > ledger.num_registered_tokens:
             publish_row(state, row, ledger.num_registered_tokens, after.num_registered_tokens)
-        settle_states(state, state.recurrent, batch, index, after, num_accepted, num_kept, stopped)
+        if rows is not None:
+            settle_states(state, rows, batch, index, after, num_accepted, num_kept, stopped)
         if stopped:
-            stop_row(state, batch, index, STOPPED if stop_index < num_kept else LENGTH)
-    finish_copies(state, state.recurrent, batch)
+            stop_row(state, rows, batch, index, STOPPED if stop_index < num_kept else LENGTH)
+    if rows is not None:
+        finish_copies(state, rows, batch)
     counts[NUM_SETTLED] += 1
     counts[TOTAL_KEPT_TOKENS] += num_kept_tokens
     counts[TOTAL_DRAFTS] += num_drafts_verified
@@ -177,12 +183,12 @@ def settle_stale(
         metrics = count_output(ledger, rules, metrics, num_verified, num_generated - 1, num_kept)
         store_metrics(requests.metrics, row, metrics)
     if stopped:
-        stop_row(state, batch, index, STOPPED if stop_index < num_kept else LENGTH)
+        stop_row(state, state.recurrent, batch, index, STOPPED if stop_index < num_kept else LENGTH)
     elif after.status == FINISHED:
         leave(state, row, after)
 
 
-def stop_row(state: State, batch: Batch, index: int, reason: int) -> None:
+def stop_row(state: State, rows: RecurrentRows | None, batch: Batch, index: int, reason: int) -> None:
     """A row's stop is handled: a session's turn ends, any other request finishes."""
     requests, rules = state.requests, state.rules
     row = wide(batch.rows[index])
@@ -198,12 +204,14 @@ def stop_row(state: State, batch: Batch, index: int, reason: int) -> None:
         requests.paused_at[row] = state.counts[NUM_SETTLED]
         batch.paused[batch.counts[NUM_PAUSED]] = row
         batch.counts[NUM_PAUSED] += 1
-        pause_states(state, state.recurrent, row, ledger)
+        if rows is not None:
+            pause_states(state, rows, row, ledger)
     else:
         after = finish(ledger, rules)
         batch.finished[batch.counts[NUM_FINISHED]] = row
         batch.counts[NUM_FINISHED] += 1
-        leave_states(state, state.recurrent, row, ledger)
+        if rows is not None:
+            leave_states(state, rows, row, ledger)
     publish_row(state, row, ledger.num_registered_tokens, after.num_registered_tokens)
     store(requests.ledgers, row, after)
     if after.status == FINISHED:

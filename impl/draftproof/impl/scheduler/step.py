@@ -78,8 +78,8 @@ def schedule_step(state: State, batch: Batch) -> None:
     for index in range(NUM_BATCH_COUNTS):
         batch.counts[index] = 0
     batch.counts[STEP] = state.counts[NUM_DISPATCHED] & STEP_MASK
-    decide_running(state, batch)
-    commit(state, batch, 0, RUNNING)
+    decide_running(state, state.recurrent, batch)
+    commit(state, state.recurrent, batch, 0, RUNNING)
     if batch.counts[NUM_PREEMPTED] == 0 and state.counts[NUM_WAITING] > 0:
         admit_waiting(state, batch)
     if batch.counts[NUM_REQUESTS] > 0:
@@ -108,10 +108,12 @@ def step_size(
     num_tokens = tokens_to_schedule(
         ledger, rules, budget, settings.max_model_len, max_num_tokens, num_awaited, 1
     )
-    return up_to_boundary(settings, rules, rows, ledger, num_tokens)
+    if rows is not None:
+        num_tokens = up_to_boundary(settings, rules, rows, ledger, num_tokens)
+    return num_tokens
 
 
-def decide_running(state: State, batch: Batch) -> None:
+def decide_running(state: State, rows: RecurrentRows | None, batch: Batch) -> None:
     """Give the running rows their tokens and blocks; the batch's rows and sizes are the result."""
     settings, rules, counts, running = state.settings, state.rules, state.counts, state.queues.running
     requests, pool = state.requests, state.pool
@@ -126,7 +128,7 @@ def decide_running(state: State, batch: Batch) -> None:
         num_tokens = step_size(
             settings,
             rules,
-            state.recurrent,
+            rows,
             ledger,
             min(budget, limit),
             requests.max_num_tokens[row],
@@ -140,7 +142,9 @@ def decide_running(state: State, batch: Batch) -> None:
         after = schedule(ledger, rules, num_tokens)
         num_slots = slots_to_reserve(after, rules, settings.num_lookahead_tokens)
         missing = num_missing_blocks(state.tables, state.groups, row, num_slots, settings.max_model_len)
-        num_for_states = num_state_blocks(state, state.recurrent, row, num_tokens)
+        num_for_states = 0
+        if rows is not None:
+            num_for_states = num_state_blocks(state, rows, row, num_tokens)
         while missing + num_promised + num_for_states > pool.num_free_blocks[0]:
             if reclaim(state, row):
                 continue
@@ -151,8 +155,8 @@ def decide_running(state: State, batch: Batch) -> None:
                 place -= 1
                 num_taken_back = take_back(batch, victim)
                 budget += num_taken_back
-                if num_taken_back > 0:
-                    num_promised -= num_state_blocks(state, state.recurrent, victim, num_taken_back)
+                if rows is not None and num_taken_back > 0:
+                    num_promised -= num_state_blocks(state, rows, victim, num_taken_back)
                 index = wide(batch.counts[NUM_REQUESTS])
             preempt_row(state, batch, victim, settings.drop_stale_output != 0)
             if victim == row:
@@ -181,7 +185,7 @@ def take_back(batch: Batch, row: int) -> int:
     return 0
 
 
-def commit(state: State, batch: Batch, first: int, kind: int) -> None:
+def commit(state: State, rows: RecurrentRows | None, batch: Batch, first: int, kind: int) -> None:
     """Dispatch the decided rows from the place `first` on: ledgers move, the runner is told, what the step
     fills is published."""
     requests, rules, tables = state.requests, state.rules, state.tables
@@ -202,7 +206,8 @@ def commit(state: State, batch: Batch, first: int, kind: int) -> None:
         batch.num_output_placeholders[index] = ledger.num_output_placeholders
         batch.samples[index] = samples
         batch.kind[index] = kind
-        dispatch_states(state, state.recurrent, batch, index, ledger, after)
+        if rows is not None:
+            dispatch_states(state, rows, batch, index, ledger, after)
         for group in range(tables.num_blocks.shape[0]):
             batch.num_blocks[group, index] = tables.num_blocks[group, row]
         num_tokens_in_step += num_tokens
@@ -265,14 +270,22 @@ def admit_waiting(state: State, batch: Batch) -> None:
         if seats_free(ledger, state.rules, num_seated, counts[NUM_RUNNING], settings.max_num_seqs) <= 0:
             return
         if ledger.num_stale_tokens == 0 or ledger.drop_stale:
-            num_tokens = admit_row(state, batch, row, ledger, budget, limit)
+            num_tokens = admit_row(state, state.recurrent, batch, row, ledger, budget, limit)
             if num_tokens == 0:
                 return
             budget -= num_tokens
         row = following
 
 
-def admit_row(state: State, batch: Batch, row: int, ledger: Ledger, budget: int, limit: int) -> int:
+def admit_row(
+    state: State,
+    rows: RecurrentRows | None,
+    batch: Batch,
+    row: int,
+    ledger: Ledger,
+    budget: int,
+    limit: int,
+) -> int:
     """Start one row if the whole of it fits; returns its tokens, 0 if it must go on waiting."""
     settings, requests, rules = state.settings, state.requests, state.rules
     num_lookahead = settings.num_lookahead_tokens
@@ -284,14 +297,15 @@ def admit_row(state: State, batch: Batch, row: int, ledger: Ledger, budget: int,
     if pads(settings, batch, started, limit):
         started = draft(started, rules, rules.num_speculative_tokens)
     max_num_tokens = requests.max_num_tokens[row]
-    num_tokens = step_size(settings, rules, state.recurrent, started, min(budget, limit), max_num_tokens, 0)
+    num_tokens = step_size(settings, rules, rows, started, min(budget, limit), max_num_tokens, 0)
     if num_tokens <= started.num_draft_tokens:  # nothing, or a padded step that would not be uniform
         return 0
     num_slots = slots_to_reserve(schedule(started, rules, num_tokens), rules, num_lookahead)
     num_slots_to_fit = max(num_slots, slots_to_admit(started, rules, num_lookahead))
     missing = num_missing_blocks(state.tables, state.groups, row, num_slots_to_fit, settings.max_model_len)
     missing -= num_hit_blocks(state.groups, num_hit_tokens)
-    missing += num_state_blocks_to_start(state, state.recurrent, row, started, num_tokens, starts_at_zero)
+    if rows is not None:
+        missing += num_state_blocks_to_start(state, rows, row, started, num_tokens, starts_at_zero)
     lacking = missing + num_unowned_hits(state, row, num_hit_tokens) - state.pool.num_free_blocks[0]
     if lacking > 0 and lacking > num_idle_blocks(state, row):
         return 0  # no idle session is disturbed in vain
@@ -308,7 +322,8 @@ def admit_row(state: State, batch: Batch, row: int, ledger: Ledger, budget: int,
         take_over(state, row, num_hit_tokens)
         state.counts[TOTAL_LOOKED_UP_TOKENS] += ledger.num_tokens
         state.counts[TOTAL_HIT_TOKENS] += num_hit_tokens
-    start_states(state, state.recurrent, row, started, starts_at_zero)
+    if rows is not None:
+        start_states(state, rows, row, started, starts_at_zero)
     reserve(state, row, num_slots)
     dequeue(state.queues, state.counts, row)
     run(state.queues, state.counts, row)
@@ -319,7 +334,7 @@ def admit_row(state: State, batch: Batch, row: int, ledger: Ledger, budget: int,
     batch.counts[NUM_ADMITTED] += 1
     requests.was_in_prefill[row] = 0
     requests.started_at[row] = state.counts[NUM_DISPATCHED]
-    commit(state, batch, index, NEW if metrics.num_admissions == 0 else RESUMED)
+    commit(state, rows, batch, index, NEW if metrics.num_admissions == 0 else RESUMED)
     return num_tokens
 
 
