@@ -139,6 +139,7 @@ def check_all(watched: WatchedScheduler) -> None:
     check_digests(watched)
     if not watched.steps:
         check_published(watched)
+        check_eviction_order(watched)
 
 
 def ledger_differences(
@@ -241,6 +242,28 @@ def check_published(watched: WatchedScheduler) -> None:
             first, second = digest_of(watched, prefix)
             digest = int(state.pool.digest_first[block]), int(state.pool.digest_second[block])
             assert digest == (first, second ^ number), f"block {block} has another content's digest"
+
+
+def check_eviction_order(watched: WatchedScheduler) -> None:
+    """Tails are evicted before heads (P7): a free block that is published is not the last of its chain to go.
+
+    Whoever released it held a block with its parent, and released that one later. Told from what blocks hold,
+    so nothing may be in flight; after a failed step, what was withdrawn leaves gaps.
+    """
+    if [group.kind for group in watched.config.groups] != ["full_attention"] or watched.seen["steps lost"]:
+        return
+    following, size = watched.scheduler.state.pool.next_free.tolist(), watched.config.block_size
+    place, block, places = 0, following[0], dict[int, int]()
+    while block != 0:
+        places[block], place, block = place, place + 1, following[block]
+    contents = {block: content_of(watched, block)[1] for block in published_blocks(watched)}
+    last: dict[int, int] = {}
+    for block, prefix in contents.items():
+        last[prefix] = max(last.get(prefix, 0), places.get(block, place))  # one that is held goes last
+    for block, prefix in contents.items():
+        path = watched.device.prefixes.path(prefix)
+        if block in places and len(path) > size and path[-size - 1] in last:
+            assert last[path[-size - 1]] > places[block], f"block {block} would be evicted after its head"
 
 
 def digest_of(watched: WatchedScheduler, prefix: int) -> tuple[int, int]:

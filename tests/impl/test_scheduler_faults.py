@@ -66,6 +66,15 @@ FAULTS = [
         "a reference count is not the number of owners",
     ),
     Fault(
+        "heads are released before tails",
+        allocation,
+        "release_row",
+        "range(state.tables.num_blocks[group, row] - 1, -1, -1)",
+        "range(state.tables.num_blocks[group, row])",
+        "would be evicted after its head",
+        ROOMY,
+    ),
+    Fault(
         "a hit is not acquired",
         allocation,
         "take_over",
