@@ -121,7 +121,7 @@ FAULTS = [
         "publish_block",
         "if block == 0 or published(pool, block):",
         "if block == 0 or published(pool, block) or find(state, row, group, index) != 0:",
-        "tokens are found, must be",
+        "tokens are found, must be|would be evicted after its head",
         ROOMY,
     ),
     Fault(
