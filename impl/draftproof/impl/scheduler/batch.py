@@ -69,7 +69,7 @@ class Batch(NamedTuple):
     preempted: Any
     """int32[rows of the scheduler], as are `finished` and `paused`."""
     published: Any
-    """int32[max_num_published], blocks."""
+    """int32[max_num_published], blocks; `NUM_PUBLISHED` may count more than there is room for."""
     copies: Any
     """int32[2, max_num_seqs x recurrent groups]: blocks of recurrent state, sources and targets. The runner
     copies them before the step, all sources read first; `NUM_COPIES` of `counts` says how many there are."""

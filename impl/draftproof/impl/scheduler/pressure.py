@@ -19,7 +19,7 @@ from draftproof.spec.ledger import PAUSED, WAITING
 
 
 def give_back(state: State, row: int, drop: bool) -> None:
-    """The row's ledger says so, what is settled is published, and its blocks are free."""
+    """The row's ledger starts over, what is settled of it is published, and its blocks are free."""
     ledger = load(state.requests.ledgers, row)
     after = preempt(ledger, state.rules, drop)
     publish_row(state, row, ledger.num_registered_tokens, after.num_registered_at_preemption)
