@@ -311,9 +311,10 @@ def a_lost_update() -> dict[str, Any]:
     """The loop stores what it loaded before somebody else stored."""
     right = settle.stop_row
 
-    def stop_row(state: Any, batch: Any, row: int, reason: int) -> None:
+    def stop_row(state: Any, rows: Any, batch: Any, index: int, reason: int) -> None:
+        row = batch.rows[index]
         ledger = settle.load(state.requests.ledgers, row)
-        right(state, batch, row, reason)
+        right(state, rows, batch, index, reason)
         settle.store(state.requests.ledgers, row, accounting.finish(ledger, state.rules))
 
     settle.stop_row = stop_row
