@@ -239,16 +239,16 @@ def a_wrong_digest() -> dict[str, Any]:
 
 @run
 def other_tokens_are_published() -> dict[str, Any]:
-    right = prefix_cache.append
-    prefix_cache.append = lambda pool, block, token, condition: right(pool, block, token + 1, condition)
+    right = prefix_cache.put
+    prefix_cache.put = lambda array, place, value, condition: right(array, place, value + 1, condition)
     return ask()
 
 
 @run
 def one_block_more_is_published() -> dict[str, Any]:
     """A block that the next chunk will fill."""
-    right = step.publish_step
-    step.publish_step = lambda state, batch, row, first, last: right(state, batch, row, first, last + 4)
+    right = step.fill_step
+    step.fill_step = lambda state, batch, row, first, last: right(state, batch, row, first, last + 4)
     return ask()
 
 

@@ -62,9 +62,9 @@ def test_what_is_called_proved_is_an_obligation() -> None:
 
 def test_an_entry_says_what_is_left_or_is_proved_as_a_whole() -> None:
     whole = [loops for loops in ALL if not loops.explored]
-    assert [loops.function for loops in whole] == ["publish_block"]
+    assert [loops.function for loops in whole] == ["fill_block"]
     parts = {path.split("/")[2] for loops in whole for path in names_of_whole(loops)}
-    assert parts == {"starts", "round", "ends"}
+    assert parts >= {"starts", "round", "ends"}
 
 
 def names_of_whole(loops: Loops) -> list[str]:

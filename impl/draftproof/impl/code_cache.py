@@ -46,12 +46,25 @@ BOUNDSCHECK = os.environ.get("DRAFTPROOF_DEBUG") == "middle"
 """Whether compiled code checks every index: the middle mode. It is one for the whole process, since Numba
 does not hand a caller's option down to the functions it calls."""
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "boundscheck": BOUNDSCHECK, "_nrt": False}
-"""What everything is compiled with. Of these the error model reaches the called functions by itself.
+"""What an entry point is compiled with. Of these the error model reaches the called functions by itself.
 
 `_nrt` is no documented option of Numba's: without it every call of a function counts references of all
 arrays in its arguments. The scheduler's state is fifty arrays, all of which live as long as the scheduler;
 counting them made its step four to five times slower, and no documented way avoids it. Compiled functions
 here allocate nothing."""
+CALLED_OPTIONS: dict[str, Any] = {
+    "boundscheck": BOUNDSCHECK,
+    "_nrt": False,
+    "forceinline": True,
+    "no_cfunc_wrapper": True,
+    "no_cpython_wrapper": True,
+}
+"""What the functions that entry points call are compiled with.
+
+All of them become part of their callers: passed in a call, the scheduler's state is four hundred words to
+copy. Scheduling one request took twice as long with calls as without, and compiling them took longer, too.
+Nobody calls these functions from Python or C, so nothing is made for that either. The options are the same
+for all functions because Numba compiles one anew for each set of options of its callers."""
 SETTINGS = (
     "BOUNDSCHECK",
     "CPU_FEATURES",
@@ -102,7 +115,7 @@ def register(function: Function) -> Function:
 
 @functools.cache
 def _register(function: Callable[..., Any]) -> None:
-    register_jitable(boundscheck=BOUNDSCHECK, _nrt=False)(function)
+    register_jitable(**CALLED_OPTIONS)(function)
 
 
 def compile(function: Callable[..., Any], *arguments: Any) -> Any:

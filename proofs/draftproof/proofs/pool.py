@@ -68,14 +68,14 @@ def controls(subject: str) -> list[Control]:
 
 SOURCES: dict[str, Callable[[], list[Obligation]]] = {
     **{f"pool/{subject}": functools.partial(obligations, subject) for subject in SUBJECTS},
-    "pool/publish_block": pool_fill.obligations,
+    "pool/fill_block": pool_fill.obligations,
 }
 WITNESSED: dict[str, Callable[[], dict[str, Facts]]] = {
     f"pool/{subject}": functools.partial(witnesses, subject) for subject in SUBJECTS
 }
 CONTROLLED: dict[str, Callable[[], list[Control]]] = {
     **{f"pool/{subject}": functools.partial(controls, subject) for subject in SUBJECTS if subject != "links"},
-    "pool/publish_block": pool_fill.controls,
+    "pool/fill_block": pool_fill.controls,
     "pool/invariants": pool_needs.invariant_controls,
     "pool/order": pool_needs.order_controls,
 }

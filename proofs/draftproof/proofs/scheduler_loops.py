@@ -92,21 +92,27 @@ CONTENT: tuple[Loops, ...] = (
     ),
     _rounds(
         "prefix_cache",
-        "publish_block",
-        ("pool/publish_block/", "pool/append/"),
+        "fill_block",
+        ("pool/fill_block/", "pool/append/"),
         "",
     ),
     _rounds(
         "prefix_cache",
         "publish_row",
-        ("pool/publish/", "pool/publish_block/"),
+        ("pool/publish/", "pool/fill_block/"),
         "that its rounds are the blocks between the two counts, and their digests those of `hash_row`",
     ),
     _rounds(
         "step",
+        "fill_step",
+        ("pool/fill_block/",),
+        "that its rounds are the blocks between the two counts, and that each is noted for `publish_step`",
+    ),
+    _rounds(
+        "step",
         "publish_step",
-        ("pool/publish/", "pool/publish_block/"),
-        "the same, and that every block published is noted for a failure",
+        ("pool/publish/",),
+        "that it publishes every block noted, and notes every block published for a failure",
     ),
 )
 

@@ -70,6 +70,8 @@ class Batch(NamedTuple):
     """int32[rows of the scheduler], as are `finished` and `paused`."""
     published: Any
     """int32[max_num_published], blocks; `NUM_PUBLISHED` may count more than there is room for."""
+    filled: Any
+    """int32[3, max_num_published]: row, group and place in the row's table of the same blocks."""
     copies: Any
     """int32[2, max_num_seqs x recurrent groups]: blocks of recurrent state, sources and targets. The runner
     copies them before the step, all sources read first; `NUM_COPIES` of `counts` says how many there are."""
@@ -102,7 +104,7 @@ def batch_size(settings: Settings) -> int:
     width = padded(settings.num_speculative_tokens)
     return (
         NUM_BATCH_COUNTS + NUM_LINES * seqs + settings.num_groups * seqs + seqs * width + settings.num_rows
-        + settings.max_num_published + 2 * seqs * settings.num_recurrent_groups + 2 * settings.num_rows
+        + 4 * settings.max_num_published + 2 * seqs * settings.num_recurrent_groups + 2 * settings.num_rows
     )  # fmt: skip
 
 
@@ -121,6 +123,8 @@ def batch_views(memory: Any, settings: Settings) -> Batch:
     place += settings.num_rows
     published = memory[place : place + room]
     place += room
+    filled = memory[place : place + 3 * room].reshape(3, room)
+    place += 3 * room
     num_copies = seqs * settings.num_recurrent_groups
     copies = memory[place : place + 2 * num_copies].reshape(2, num_copies)
     place += 2 * num_copies
@@ -140,6 +144,7 @@ def batch_views(memory: Any, settings: Settings) -> Batch:
         draft_token_ids=drafts,
         preempted=preempted,
         published=published,
+        filled=filled,
         copies=copies,
         num_kept_tokens=lines[8],
         finish_reason=lines[9],

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from draftproof.impl.scheduler import lifecycle, settle, step
 from draftproof.impl.scheduler.batch import NUM_FINISHED, NUM_PAUSED, batch_views
 from draftproof.impl.scheduler.layout import Settings, interpreted, views
@@ -24,22 +26,22 @@ class CompiledCalls:
         self._batches = batches
         # What every step needs is compiled now, what is seldom called when it is.
         self._seldom = partial(entry_point, has_recurrent_groups=memory[2] is not None)
-        self._schedule_step, self._settle_step = self._seldom("schedule_step"), self._seldom("settle_step")
+        schedule, settle = self._seldom("schedule_step"), self._seldom("settle_step")
+        self._schedule_step = [partial(schedule, *memory, batch) for batch in batches]
+        self._settle_step = [partial(settle, *memory, batch) for batch in batches]
         self._add_row, self._take_drafts = self._seldom("add_row"), self._seldom("take_drafts")
         self._abort_row, self._fold_row = self._seldom("abort_row"), self._seldom("fold_row")
 
     def schedule_step(self, place: int) -> None:
         """See `step.schedule_step`."""
-        self._schedule_step(*self._memory, self._batches[place])
+        self._schedule_step[place]()
 
     def settle_step(self, place: int, sampled: Any, num_sampled: Any) -> tuple[int, int]:
-        """See `entry.settle_step`."""
-        return self._settle_step(  # type: ignore[no-any-return]
-            *self._memory, self._batches[place], sampled, num_sampled
-        )
+        """See `entry.settle_step`. Raises TypeError for anything but int32 arrays, contiguous and writable."""
+        return self._settle_step[place](sampled, num_sampled)  # type: ignore[no-any-return]
 
     def take_drafts(self, rows: Any, draft_token_ids: Any, num_drafts: Any) -> int:
-        """See `entry.take_drafts`."""
+        """See `entry.take_drafts`. Raises TypeError for anything but int32 arrays, contiguous and writable."""
         return self._take_drafts(  # type: ignore[no-any-return]
             *self._memory, rows, draft_token_ids, num_drafts
         )
@@ -97,9 +99,9 @@ class InterpretedCalls:
         step.schedule_step(self.state, self.batches[place])
 
     def settle_step(self, place: int, sampled: Any, num_sampled: Any) -> tuple[int, int]:
-        """See `entry.settle_step`."""
+        """See `entry.settle_step`. Raises TypeError as compiled code does."""
         batch = self.batches[place]
-        outcome = memoryview(sampled), memoryview(num_sampled)
+        outcome = int32_view(sampled, 2), int32_view(num_sampled, 1)
         problem, index = settle.problem_of_outcome(self.state, batch, *outcome)
         if problem == settle.ACCEPTED:
             settle.settle_step(self.state, self.state.recurrent, batch, *outcome)
@@ -107,8 +109,8 @@ class InterpretedCalls:
         return problem, index
 
     def take_drafts(self, rows: Any, draft_token_ids: Any, num_drafts: Any) -> int:
-        """See `entry.take_drafts`."""
-        proposals = memoryview(rows), memoryview(draft_token_ids), memoryview(num_drafts)
+        """See `entry.take_drafts`. Raises TypeError as compiled code does."""
+        proposals = int32_view(rows, 1), int32_view(draft_token_ids, 2), int32_view(num_drafts, 1)
         index = settle.wrong_draft(self.state, *proposals)
         if index < 0:
             settle.take_drafts(self.state, *proposals)
@@ -150,6 +152,15 @@ class InterpretedCalls:
     def num_cached_tokens(self, token_ids: Any, salt_first: int, salt_second: int) -> int:
         """See `lifecycle.num_cached_tokens`."""
         return lifecycle.num_cached_tokens(self.state, memoryview(token_ids), salt_first, salt_second)
+
+
+def int32_view(values: Any, ndim: int) -> memoryview:
+    """An int32 array's elements as Python integers. Raises TypeError for what compiled code does not take."""
+    if type(values) is not np.ndarray or values.dtype != np.int32 or values.ndim != ndim:
+        raise TypeError(f"an int32 array of {ndim} dimensions is expected")
+    if not values.flags.carray:
+        raise TypeError("a contiguous array that can be written to is expected")
+    return memoryview(values)
 
 
 Calls = CompiledCalls | InterpretedCalls

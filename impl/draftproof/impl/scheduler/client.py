@@ -79,10 +79,12 @@ def outputs(scheduler: Scheduler, batch: Batch, sampled_token_ids: Any) -> list[
     else:
         rows, tokens = batch.rows[:num_requests], np.asarray(sampled_token_ids)[:num_requests]
         reasons = batch.finish_reason[:num_requests]
-    flat, starts = tokens.ravel().tolist(), np.arange(tokens.shape[0]) * tokens.shape[1]
-    ends = (starts + kept).tolist()
-    new_token_ids = [flat[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
-    request_ids = [ids[row] for row in rows.tolist()]
+    most = kept.max(initial=0)
+    new_token_ids: list[list[int]] = tokens[:, :most].tolist()
+    shorter = np.flatnonzero(kept < most)
+    for place, count in zip(shorter.tolist(), kept[shorter].tolist(), strict=True):
+        del new_token_ids[place][count:]
+    request_ids = list(map(ids.__getitem__, rows.tolist()))
     if not reasons.any():
         return list(map(_make_output, zip(request_ids, new_token_ids, itertools.repeat(""))))
     words = [FINISH_REASONS[reason] for reason in reasons.tolist()]

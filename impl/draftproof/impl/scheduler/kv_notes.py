@@ -29,7 +29,7 @@ def note_stored(state: State, row: int, group: int, index: int, first: int, seco
     requests, size = state.requests, state.groups.block_size[group]
     parent_first, parent_second = 0, 0  # a salt is no block that a router could know
     if index > 0:
-        last = index * size // state.settings.hash_block_size - 1
+        last = index * state.groups.num_hashes[group] - 1
         parent_first, parent_second = requests.digest_first[row, last], requests.digest_second[row, last]
         parent_second = parent_second ^ group
     block = wide(state.tables.block_ids[group, row, index])

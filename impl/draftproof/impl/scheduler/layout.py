@@ -81,8 +81,10 @@ CLEARED_AT = 13
 """Index: steps dispatched before the cache was last emptied."""
 """Further indices: what happened since the start, over all requests (`statistics`)."""
 NUM_COUNTS = 16
-NODE_CELLS = 8
-"""Cells for each block and each sentinel of the pool: what is kept of a block is one line of the cache."""
+BLOCK_CELLS = 8
+"""Cells for each block of the pool: what is kept of it, but for its links in the index, is one line of the
+processor's cache: the memory starts with one, and what comes before the blocks fills whole lines. Six are
+used. The links, two cells a node, are apart: a sentinel has nothing else."""
 NUM_METRICS = len(Metrics._fields)
 NUM_COLUMNS = 18
 """Lines of `Requests` that are int64[r]."""
@@ -152,6 +154,8 @@ class Groups(NamedTuple):
     kind: Any
     block_size: Any
     window: Any
+    num_hashes: Any
+    """Hash blocks in one of the group's blocks; of recurrent groups, in what one state covers."""
 
 
 class Queues(NamedTuple):
@@ -188,7 +192,7 @@ class State(NamedTuple):
     queues: Queues
     pool: Pool
     window: Any
-    """int64[pool_block_size]: the tokens of the block at hand."""
+    """int32[pool_block_size]: the tokens of the block at hand."""
     kv_events: Any
     """What `draftproof.impl.scheduler.kv_events` notes."""
     recurrent: RecurrentRows | None
@@ -227,20 +231,20 @@ def memory_sizes(settings: Settings) -> tuple[int, int]:
     rows, stride, blocks = settings.num_rows, padded(settings.num_rows), settings.num_blocks + 1
     cells64 = (
         *(NUM_SETTINGS, NUM_COUNTS),
+        BLOCK_CELLS * blocks + 2 * num_nodes(settings),
         (NUM_LINES + NUM_METRICS + NUM_COLUMNS + settings.num_groups) * stride,
         2 * rows * max_hash_blocks(settings),
-        3 * settings.num_groups,
+        4 * settings.num_groups,
         *(rows, 2 * (rows + 1), rows),
-        *(1, NODE_CELLS * num_nodes(settings)),
-        settings.pool_block_size,
+        1,
         buffer_size(settings.num_kv_events, settings.pool_block_size),
     )
     cells32 = (
+        (blocks + 1) * settings.pool_block_size,
         rows * padded(settings.max_model_len),
         rows * padded(settings.num_speculative_tokens),
         rows * padded(settings.max_stop_token_ids),
         settings.num_groups * rows * padded(settings.max_blocks),
-        blocks * settings.pool_block_size,
     )
     return sum(cells64), sum(cells32)
 
@@ -267,6 +271,10 @@ def views(memory64: Any, memory32: Any, recurrent_memory: Any) -> State:
     place = NUM_SETTINGS
     counts = memory64[place : place + NUM_COUNTS]
     place += NUM_COUNTS
+    of_blocks = memory64[place : place + BLOCK_CELLS * blocks].reshape(blocks, BLOCK_CELLS)
+    place += BLOCK_CELLS * blocks
+    links = memory64[place : place + 2 * nodes].reshape(nodes, 2)
+    place += 2 * nodes
     num_lines = NUM_LINES + NUM_METRICS + NUM_COLUMNS + groups
     lines = memory64[place : place + num_lines * stride].reshape(num_lines, stride)
     place += num_lines * stride
@@ -276,7 +284,8 @@ def views(memory64: Any, memory32: Any, recurrent_memory: Any) -> State:
     kind = memory64[place : place + groups]
     block_size = memory64[place + groups : place + 2 * groups]
     group_window = memory64[place + 2 * groups : place + 3 * groups]
-    place += 3 * groups
+    num_hashes = memory64[place + 3 * groups : place + 4 * groups]
+    place += 4 * groups
     running = memory64[place : place + rows]
     place += rows
     previous_waiting = memory64[place : place + rows + 1]
@@ -286,15 +295,13 @@ def views(memory64: Any, memory32: Any, recurrent_memory: Any) -> State:
     place += rows
     num_free = memory64[place : place + 1]
     place += 1
-    blocks_and_sentinels = memory64[place : place + NODE_CELLS * nodes].reshape(nodes, NODE_CELLS)
-    place += NODE_CELLS * nodes
-    of_blocks = blocks_and_sentinels[:blocks]
-    window = memory64[place : place + settings.pool_block_size]
-    place += settings.pool_block_size
     kv_events = memory64[place : place + buffer_size(settings.num_kv_events, settings.pool_block_size)]
     length, drafts = padded(settings.max_model_len), padded(settings.num_speculative_tokens)
     stops, width = padded(settings.max_stop_token_ids), padded(settings.max_blocks)
-    place = 0
+    size = settings.pool_block_size
+    pool_token_ids = memory32[: blocks * size].reshape(blocks, size)
+    window = memory32[blocks * size : (blocks + 1) * size]
+    place = (blocks + 1) * size
     token_ids = memory32[place : place + rows * length].reshape(rows, length)
     place += rows * length
     draft_token_ids = memory32[place : place + rows * drafts].reshape(rows, drafts)
@@ -302,9 +309,6 @@ def views(memory64: Any, memory32: Any, recurrent_memory: Any) -> State:
     stop_token_ids = memory32[place : place + rows * stops].reshape(rows, stops)
     place += rows * stops
     block_ids = memory32[place : place + groups * rows * width].reshape(groups, rows, width)
-    place += groups * rows * width
-    size = settings.pool_block_size
-    pool_token_ids = memory32[place : place + blocks * size].reshape(blocks, size)
     return State(
         settings=settings,
         rules=Rules(
@@ -342,18 +346,18 @@ def views(memory64: Any, memory32: Any, recurrent_memory: Any) -> State:
             stop_token_ids=stop_token_ids,
         ),
         tables=Tables(lines[num_lines - groups :], block_ids),
-        groups=Groups(kind, block_size, group_window),
+        groups=Groups(kind, block_size, group_window, num_hashes),
         queues=Queues(running, previous_waiting, next_waiting, idle),
         pool=Pool(
             ref_count=of_blocks[:, 0],
             previous_free=of_blocks[:, 1],
             next_free=of_blocks[:, 2],
             num_free_blocks=num_free,
-            previous_in_chain=blocks_and_sentinels[:, 3],
-            next_in_chain=blocks_and_sentinels[:, 4],
-            digest_first=of_blocks[:, 5],
-            digest_second=of_blocks[:, 6],
-            num_tokens=of_blocks[:, 7],
+            previous_in_chain=links[:, 0],
+            next_in_chain=links[:, 1],
+            digest_first=of_blocks[:, 3],
+            digest_second=of_blocks[:, 4],
+            num_tokens=of_blocks[:, 5],
             token_ids=pool_token_ids,
         ),
         window=window,

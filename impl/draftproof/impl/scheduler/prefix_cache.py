@@ -15,12 +15,13 @@ from typing import Any
 
 from draftproof.impl.decisions import lookup_hit
 from draftproof.impl.digest import block_digest
-from draftproof.impl.pool import append, look_up, publish, published
+from draftproof.impl.pool import look_up, publish, published
 from draftproof.impl.recurrent import may_hit
 from draftproof.impl.scheduler.config import FULL_ATTENTION, RECURRENT, SLIDING_WINDOW
 from draftproof.impl.scheduler.kv_notes import note_stored
 from draftproof.impl.scheduler.layout import NUM_DISPATCHED, RecurrentRows, State, wide
 from draftproof.spec.ledger import Ledger
+from draftproof.spec.pool import put
 
 
 def copy_tokens(token_ids: Any, row: int, first: int, window: Any, count: int) -> None:
@@ -33,9 +34,8 @@ def hash_row(state: State, row: int, num_tokens: int) -> None:
     """Compute the digests of the row's hash blocks that `num_tokens` known tokens determine."""
     settings, requests = state.settings, state.requests
     size, covered = settings.hash_block_size, settings.hash_block_size + settings.num_hash_lookahead_tokens
-    for index in range(
-        requests.num_hashed_blocks[row], (num_tokens - settings.num_hash_lookahead_tokens) // size
-    ):
+    index = requests.num_hashed_blocks[row]
+    while index * size + covered <= num_tokens:
         first, second = requests.salt_first[row], requests.salt_second[row]
         if index > 0:
             first, second = requests.digest_first[row, index - 1], requests.digest_second[row, index - 1]
@@ -45,7 +45,8 @@ def hash_row(state: State, row: int, num_tokens: int) -> None:
         )
         requests.digest_first[row, index] = first
         requests.digest_second[row, index] = second
-        requests.num_hashed_blocks[row] = index + 1
+        index += 1
+    requests.num_hashed_blocks[row] = index
 
 
 def group_word(second: int, group: int) -> int:
@@ -57,7 +58,7 @@ def find(state: State, row: int, group: int, index: int) -> int:
     """A published block of the group with the row's tokens of its block `index`; 0 when there is none."""
     requests = state.requests
     size = state.groups.block_size[group]
-    last = (index + 1) * size // state.settings.hash_block_size - 1
+    last = (index + 1) * state.groups.num_hashes[group] - 1
     covered = size + state.settings.num_hash_lookahead_tokens
     copy_tokens(requests.token_ids, row, index * size, state.window, covered)
     return look_up(
@@ -158,19 +159,32 @@ def look_up_row(state: State, row: int, ledger: Ledger) -> int:
     return num_hit_tokens
 
 
-def publish_block(state: State, row: int, group: int, index: int) -> int:
-    """Make one block of the row findable, if it is not; returns the block if it is new, else 0."""
+def fill_block(state: State, row: int, group: int, index: int) -> bool:
+    """Write the row's tokens into one of its blocks, and compute their digest; false if there is nothing to
+    publish."""
     requests, pool = state.requests, state.pool
     block = wide(state.tables.block_ids[group, row, index])
     if block == 0 or published(pool, block):
-        return 0
+        return False
     size = state.groups.block_size[group]
-    last = (index + 1) * size // state.settings.hash_block_size - 1
     covered = size + state.settings.num_hash_lookahead_tokens
     hash_row(state, row, index * size + covered)
     if pool.num_tokens[block] == 0:
+        # What so many `append`s do, with one write of the count.
         for offset in range(covered):
-            append(pool, block, requests.token_ids[row, index * size + offset], True)
+            put(pool.token_ids, (block, offset), requests.token_ids[row, index * size + offset], True)
+        put(pool.num_tokens, block, covered, True)
+    return True
+
+
+def publish_block(state: State, row: int, group: int, index: int) -> int:
+    """Make a filled block of the row findable; returns it, or 0 if it was published before: two rows may
+    hold the same one."""
+    requests, pool = state.requests, state.pool
+    block = wide(state.tables.block_ids[group, row, index])
+    if published(pool, block):
+        return 0
+    last = (index + 1) * state.groups.num_hashes[group] - 1
     first = requests.digest_first[row, last]
     second = group_word(requests.digest_second[row, last], group)
     note_stored(state, row, group, index, first, second)
@@ -187,4 +201,5 @@ def publish_row(state: State, row: int, num_before: int, num_registered: int) ->
             continue
         size = state.groups.block_size[group]
         for index in range(num_before // size, num_registered // size):
-            publish_block(state, row, group, index)
+            if fill_block(state, row, group, index):
+                publish_block(state, row, group, index)

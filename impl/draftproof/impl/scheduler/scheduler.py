@@ -97,6 +97,7 @@ class Scheduler:
         memories = [np.zeros(size, np.int32) for _ in range(config.max_in_flight_steps + 2)]
         self._batches = [batch_views(memory, self.settings) for memory in memories]
         self._report = len(memories) - 1
+        self._places = {id(batch): place for place, batch in enumerate(self._batches)}
         calls = CompiledCalls if compiled else InterpretedCalls
         self._calls: Calls = calls(self.memory, memories, self.settings)
         self._counts = memoryview(self.state.counts)  # gives Python integers
@@ -222,12 +223,13 @@ class Scheduler:
 
         Raises StepError when `max_in_flight_steps` wait to be settled.
         """
-        if self.num_in_flight_steps() >= self.config.max_in_flight_steps:
+        num_dispatched = self._counts[NUM_DISPATCHED]
+        if num_dispatched - self._counts[NUM_SETTLED] >= self.config.max_in_flight_steps:
             raise StepError(
                 f"max_in_flight_steps={self.config.max_in_flight_steps} steps are in flight: settle the "
                 "oldest one first"
             )
-        place = self._place(int(self._counts[NUM_DISPATCHED]))
+        place = self._place(num_dispatched)
         self._calls.schedule_step(place)
         return self._batches[place]
 
@@ -241,8 +243,12 @@ class Scheduler:
         for an outcome that does not fit it; then nothing has changed.
         """
         place = self._place_of(batch)
-        sampled, num_sampled = int32_array(sampled_token_ids, 2), int32_array(num_sampled_tokens, 1)
-        problem, index = self._calls.settle_step(place, sampled, num_sampled)
+        sampled, num_sampled = sampled_token_ids, num_sampled_tokens
+        try:
+            problem, index = self._calls.settle_step(place, sampled, num_sampled)
+        except TypeError:  # they are not int32 arrays
+            sampled, num_sampled = int32_array(sampled, 2), int32_array(num_sampled, 1)
+            problem, index = self._calls.settle_step(place, sampled, num_sampled)
         if problem != settle.ACCEPTED:
             raise self._problem(batch, problem, index, sampled, num_sampled)
         if index > 0:  # that many requests stopped
@@ -254,11 +260,15 @@ class Scheduler:
         A token of -1 is one that a grammar ruled out. Rows that cannot use drafts now are passed over.
         Raises OutcomeError for a row or token that cannot be; then nothing has changed.
         """
-        arrays = int32_array(rows, 1), int32_array(draft_token_ids, 2), int32_array(num_draft_tokens, 1)
-        if not arrays[0].shape[0] <= min(arrays[1].shape[0], arrays[2].shape[0]):
-            raise OutcomeError("drafts need a row of tokens and a count for each request")
-        index = self._calls.take_drafts(*arrays)
+        arrays = rows, draft_token_ids, num_draft_tokens
+        try:
+            index = self._calls.take_drafts(*arrays)
+        except TypeError:  # they are not int32 arrays
+            arrays = int32_array(rows, 1), int32_array(draft_token_ids, 2), int32_array(num_draft_tokens, 1)
+            index = self._calls.take_drafts(*arrays)
         if index >= 0:
+            if index == arrays[0].shape[0]:
+                raise OutcomeError("drafts need a row of tokens and a count for each request")
             raise OutcomeError(
                 f"the drafts of row {arrays[0][index]} cannot be: {arrays[2][index]} drafts, tokens "
                 f"{arrays[1][index].tolist()}"
@@ -344,10 +354,10 @@ class Scheduler:
 
     def _place_of(self, batch: Batch) -> int:
         """The place of a batch that was handed out by this scheduler."""
-        for place, own in enumerate(self._batches):
-            if own is batch:
-                return place
-        raise StepError("this batch is not one of this scheduler's")
+        place = self._places.get(id(batch))
+        if place is None:
+            raise StepError("this batch is not one of this scheduler's")
+        return place
 
     def _row_of(self, request_id: str) -> int:
         row = self.rows.get(request_id) if isinstance(request_id, str) else None

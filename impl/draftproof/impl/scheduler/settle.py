@@ -241,8 +241,11 @@ def forget_stopped(state: State) -> None:
 
 
 def wrong_draft(state: State, rows: Any, draft_token_ids: Any, num_drafts: Any) -> int:
-    """The first place with a row, a count or a token that cannot be; -1 when there is none."""
+    """The first place with a row, a count or a token that cannot be; the number of rows if a token list or a
+    count is missing; -1 when nothing is wrong."""
     settings = state.settings
+    if rows.shape[0] > draft_token_ids.shape[0] or rows.shape[0] > num_drafts.shape[0]:
+        return rows.shape[0]  # type: ignore[no-any-return]
     for index in range(rows.shape[0]):
         if rows[index] < 0 or rows[index] >= settings.num_rows:
             return index

@@ -60,7 +60,7 @@ from draftproof.impl.scheduler.layout import (
     wide,
 )
 from draftproof.impl.scheduler.metrics import load_metrics, store_metrics
-from draftproof.impl.scheduler.prefix_cache import look_up_row, publish_block
+from draftproof.impl.scheduler.prefix_cache import fill_block, look_up_row, publish_block
 from draftproof.impl.scheduler.pressure import num_idle_blocks, preempt_row, reclaim
 from draftproof.impl.scheduler.queues import dequeue, lowest, run, stop_running
 from draftproof.impl.scheduler.recurrent_rows import (
@@ -191,6 +191,7 @@ def commit(state: State, rows: RecurrentRows | None, batch: Batch, first: int, k
     requests, rules, tables = state.requests, state.rules, state.tables
     num_tokens_in_step = 0
     num_in_prefill = 0
+    num_published = wide(batch.counts[NUM_PUBLISHED])
     for index in range(first, batch.counts[NUM_REQUESTS]):
         row = wide(batch.rows[index])
         num_tokens = wide(batch.num_scheduled_tokens[index])
@@ -221,7 +222,8 @@ def commit(state: State, rows: RecurrentRows | None, batch: Batch, first: int, k
                 for offset in range(after.num_draft_tokens):
                     requests.draft_token_ids[row, offset] = -1  # known to the device only
         if after.num_registered_tokens > ledger.num_registered_tokens:
-            publish_step(state, batch, row, ledger.num_registered_tokens, after.num_registered_tokens)
+            fill_step(state, batch, row, ledger.num_registered_tokens, after.num_registered_tokens)
+    publish_step(state, batch, num_published)
     batch.counts[NUM_TOKENS] += num_tokens_in_step
     batch.counts[NUM_IN_PREFILL] += num_in_prefill
 
@@ -236,21 +238,51 @@ def num_invalid(requests: Requests, row: int, num_drafts: int) -> int:
     return count
 
 
-def publish_step(state: State, batch: Batch, row: int, num_before: int, num_registered: int) -> None:
-    """Publish what the step fills, and note it: should the step fail, all of it is withdrawn."""
+def fill_step(state: State, batch: Batch, row: int, num_before: int, num_registered: int) -> None:
+    """Fill the blocks that the step completes for a row, and note them for `publish_step`."""
     if state.settings.caching == 0:
         return
     for group in range(state.settings.num_groups):
         if state.groups.kind[group] == RECURRENT:
             continue
         size = state.groups.block_size[group]
-        for index in range(num_before // size, num_registered // size):
-            block = publish_block(state, row, group, index)
-            if block == 0:
-                continue
-            if batch.counts[NUM_PUBLISHED] < batch.published.shape[0]:
-                batch.published[batch.counts[NUM_PUBLISHED]] = block
-            batch.counts[NUM_PUBLISHED] += 1  # beyond the room: should the step fail, all is withdrawn
+        index = num_before // size
+        while (index + 1) * size <= num_registered:
+            if fill_block(state, row, group, index):
+                note_filled(state, batch, row, group, index)
+            index += 1
+
+
+def note_filled(state: State, batch: Batch, row: int, group: int, index: int) -> None:
+    """A block is filled, and `publish_step` will publish it."""
+    place = wide(batch.counts[NUM_PUBLISHED])
+    batch.counts[NUM_PUBLISHED] += 1
+    if place < batch.published.shape[0]:
+        batch.filled[0, place] = row
+        batch.filled[1, place] = group
+        batch.filled[2, place] = index
+    else:  # beyond the room: should the step fail, all is withdrawn
+        publish_block(state, row, group, index)
+
+
+def publish_step(state: State, batch: Batch, first: int) -> None:
+    """Publish the blocks that were filled, from the place `first` on: should the step fail, they are
+    withdrawn.
+
+    One after the other in a loop of its own: each touches a place of the index that is in no near cache, and
+    the processor waits for many of them at once only if they stand close together.
+    """
+    num_noted = wide(batch.counts[NUM_PUBLISHED])
+    room = batch.published.shape[0]
+    num_published = first
+    for place in range(first, min(num_noted, room)):
+        row, group, index = batch.filled[0, place], batch.filled[1, place], batch.filled[2, place]
+        block = publish_block(state, wide(row), wide(group), wide(index))
+        if block != 0:
+            batch.published[num_published] = block
+            num_published += 1
+    if num_noted <= room:
+        batch.counts[NUM_PUBLISHED] = num_published
 
 
 def admit_waiting(state: State, batch: Batch) -> None:

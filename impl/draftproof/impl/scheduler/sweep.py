@@ -229,7 +229,7 @@ def written_problem(state: State, row: int, group: int, index: int) -> int:
     for offset in range(covered):
         if pool.token_ids[block, offset] != requests.token_ids[row, index * size + offset]:
             return CONTENT_TOKENS
-    last = (index + 1) * size // settings.hash_block_size - 1
+    last = (index + 1) * state.groups.num_hashes[group] - 1
     if last < requests.num_hashed_blocks[row]:
         second = group_word(requests.digest_second[row, last], group)
         if (
