@@ -20,9 +20,7 @@ from draftproof.proofs.sources import to_satisfy
 def test_both_solvers_prove_all_and_nothing_is_vacuous() -> None:
     claims = pool_fill.obligations()
     assert [claim.name for claim in claims if decide(claim).outcome != "proved"] == []
-    assert [
-        group for group, facts in to_satisfy("pool/fill_block").items() if not satisfiable(facts)
-    ] == []
+    assert [group for group, facts in to_satisfy("pool/fill_block").items() if not satisfiable(facts)] == []
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

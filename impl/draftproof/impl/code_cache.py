@@ -45,7 +45,12 @@ from draftproof.impl.progress_line import progress_line
 BOUNDSCHECK = os.environ.get("DRAFTPROOF_DEBUG") == "middle"
 """Whether compiled code checks every index: the middle mode. It is one for the whole process, since Numba
 does not hand a caller's option down to the functions it calls."""
-OPTIONS: dict[str, Any] = {"error_model": "numpy", "boundscheck": BOUNDSCHECK, "_nrt": False}
+OPTIONS: dict[str, Any] = {
+    "error_model": "numpy",
+    "boundscheck": BOUNDSCHECK,
+    "_nrt": False,
+    "no_cfunc_wrapper": True,  # nobody calls them from C
+}
 """What an entry point is compiled with. Of these the error model reaches the called functions by itself.
 
 `_nrt` is no documented option of Numba's: without it every call of a function counts references of all
@@ -136,6 +141,14 @@ def compile(function: Callable[..., Any], *arguments: Any) -> Any:
         compiled = _compiled(function, signature) if place is None else _kept(function, signature, place)
     compiled.disable_compile()
     return compiled
+
+
+def is_kept(function: Callable[..., Any], *arguments: Any) -> bool | None:
+    """Whether `compile` would load the function for these examples; None if it could not keep it either."""
+    if _numba.config.DISABLE_JIT:
+        return None
+    place = _place(function, tuple(_numba.typeof(argument) for argument in arguments))
+    return None if place is None else place.exists()
 
 
 def _compiled(function: Callable[..., Any], signature: tuple[Any, ...]) -> Any:

@@ -182,7 +182,7 @@ def _consequences() -> list[Obligation]:
     asked for the block, of a content with the request's tokens."""
     start, ended, other = symbolic_state("start."), symbolic_state(), symbolic_state("other.")
     filled = _given() | _reached(start, ended, COVERED, COVERED)
-    in_the_row = z3.And(SECOND >= 0, SECOND < SIZES.block_size)
+    in_the_row = z3.And(SECOND >= 0, SIZES.block_size > SECOND)
     facts = [*_filled(start, other, COVERED, COVERED).values()]
     same = [
         one == two

@@ -20,28 +20,29 @@ class CompiledCalls:
     """Machine code, compiled now or loaded from disk."""
 
     def __init__(self, memory: tuple[Any, Any, Any], batches: Sequence[Any], settings: Settings) -> None:
-        from draftproof.impl.scheduler.compiled import entry_point  # only those who run it load the compiler
+        # Only those who run it load the compiler.
+        from draftproof.impl.scheduler.compiled import entry_point, entry_points
 
         self._memory = memory
         self._batches = batches
         # What every step needs is compiled now, what is seldom called when it is.
         self._seldom = partial(entry_point, has_recurrent_groups=memory[2] is not None)
-        schedule, settle = self._seldom("schedule_step"), self._seldom("settle_step")
-        self._schedule_step = [partial(schedule, *memory, batch) for batch in batches]
-        self._settle_step = [partial(settle, *memory, batch) for batch in batches]
-        self._add_row, self._take_drafts = self._seldom("add_row"), self._seldom("take_drafts")
-        self._abort_row, self._fold_row = self._seldom("abort_row"), self._seldom("fold_row")
+        found = entry_points(memory[2] is not None)
+        self._schedule_step = [partial(found["schedule_step"], *memory, batch) for batch in batches]
+        self._settle_step = [partial(found["settle_step"], *memory, batch) for batch in batches]
+        self._add_row, self._take_drafts = found["add_row"], found["take_drafts"]
+        self._abort_row, self._fold_row = found["abort_row"], found["fold_row"]
 
     def schedule_step(self, place: int) -> None:
         """See `step.schedule_step`."""
         self._schedule_step[place]()
 
     def settle_step(self, place: int, sampled: Any, num_sampled: Any) -> tuple[int, int]:
-        """See `entry.settle_step`. Raises TypeError for anything but int32 arrays, contiguous and writable."""
+        """See `entry.settle_step`. Raises TypeError for anything but contiguous, writable int32 arrays."""
         return self._settle_step[place](sampled, num_sampled)  # type: ignore[no-any-return]
 
     def take_drafts(self, rows: Any, draft_token_ids: Any, num_drafts: Any) -> int:
-        """See `entry.take_drafts`. Raises TypeError for anything but int32 arrays, contiguous and writable."""
+        """See `entry.take_drafts`. Raises TypeError for anything but contiguous, writable int32 arrays."""
         return self._take_drafts(  # type: ignore[no-any-return]
             *self._memory, rows, draft_token_ids, num_drafts
         )
@@ -160,7 +161,7 @@ def int32_view(values: Any, ndim: int) -> memoryview:
         raise TypeError(f"an int32 array of {ndim} dimensions is expected")
     if not values.flags.carray:
         raise TypeError("a contiguous array that can be written to is expected")
-    return memoryview(values)
+    return memoryview(values)  # type: ignore[arg-type]
 
 
 Calls = CompiledCalls | InterpretedCalls

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+import subprocess
+import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,13 +79,13 @@ def register_all() -> None:
             code_cache.register(function)
 
 
-@functools.cache
-def entry_point(name: str, has_recurrent_groups: bool) -> Any:
-    """The function of `draftproof.impl.scheduler.entry`, compiled now or loaded (`code_cache`).
+EVERY_STEP = ("schedule_step", "settle_step", "take_drafts", "add_row", "abort_row", "fold_row")
+"""The entry points that a scheduler has compiled when it starts; by far the largest comes first."""
 
-    Without recurrent groups their memory is None, and what is done for them is not compiled.
-    """
-    register_all()
+
+def examples_of(name: str, has_recurrent_groups: bool) -> tuple[Any, ...]:
+    """Arguments of an entry point, for their types. Without recurrent groups their memory is None, and what
+    is done for them is not compiled."""
     memory64, memory32 = np.zeros(1, np.int64), np.zeros(1, np.int32)
     tokens, table = np.zeros(1, np.int32), np.zeros((1, 1), np.int32)
     memory = (memory64, memory32, memory64 if has_recurrent_groups else None)
@@ -99,4 +103,53 @@ def entry_point(name: str, has_recurrent_groups: bool) -> Any:
         "drop_step": (*memory, memory32),
         "num_cached_tokens": (*memory, tokens, 0, 0),
     }
-    return code_cache.compile(getattr(entry, name), *examples[name])
+    return examples[name]
+
+
+@functools.cache
+def entry_point(name: str, has_recurrent_groups: bool) -> Any:
+    """The function of `draftproof.impl.scheduler.entry`, compiled now or loaded (`code_cache`)."""
+    register_all()
+    return code_cache.compile(getattr(entry, name), *examples_of(name, has_recurrent_groups))
+
+
+def entry_points(has_recurrent_groups: bool) -> dict[str, Any]:
+    """Those of `EVERY_STEP`. At a first start another process compiles all but the largest meanwhile."""
+    largest, *others = EVERY_STEP
+    found = {}
+    with compiled_meanwhile(largest, others, has_recurrent_groups):
+        found[largest] = entry_point(largest, has_recurrent_groups)
+    return found | {name: entry_point(name, has_recurrent_groups) for name in others}
+
+
+@contextlib.contextmanager
+def compiled_meanwhile(largest: str, others: Sequence[str], has_recurrent_groups: bool) -> Iterator[None]:
+    """Another process compiles the others into the cache while this one has the largest to compile.
+
+    It only saves time. There is none if the largest is kept already, if nothing can be kept, or if a process
+    cannot be started; and what it did not get done is compiled by who asks for it.
+    """
+    kept = code_cache.is_kept(getattr(entry, largest), *examples_of(largest, has_recurrent_groups))
+    helper = None
+    if kept is False and sys.executable and (os.cpu_count() or 1) > 1:
+        kind = "recurrent" if has_recurrent_groups else "attention"
+        # -P: nothing is imported from where the user happens to be.
+        command = [sys.executable, "-P", "-m", __name__, kind, *others]
+        with contextlib.suppress(OSError):
+            helper = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+    try:
+        yield
+    except BaseException:
+        if helper is not None:
+            helper.kill()
+        raise
+    finally:
+        if helper is not None:
+            helper.wait()
+
+
+if __name__ == "__main__":
+    for _name in sys.argv[2:]:
+        entry_point(_name, sys.argv[1] == "recurrent")
