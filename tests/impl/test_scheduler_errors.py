@@ -315,6 +315,15 @@ CONFIGURATIONS = [
     ({"block_size": 16, "groups": (KVGroup(4, "circular"),)}, "kind must be one of"),
     ({"block_size": 4, "groups": (KVGroup(4, "sliding_window"),)}, "window"),
     ({"block_size": 4, "groups": (KVGroup(4, window=3),)}, "window"),
+    ({"block_size": 4, "groups": (KVGroup(4, "sliding_window", window="all"),)}, "window"),  # type: ignore[arg-type]
+    ({"groups": (16,)}, "groups must be KVGroups"),
+    ({"groups": 16}, "groups must be KVGroups"),
+    ({"groups": (KVGroup(0),)}, "block_size must be an integer from 1"),
+    ({"groups": (KVGroup("4"),)}, "block_size must be an integer from 1"),  # type: ignore[arg-type]
+    ({"groups": (KVGroup(4, []),)}, "kind must be one of"),  # type: ignore[arg-type]
+    ({"asynchronous": "no"}, "asynchronous must be True or False"),
+    ({"enable_prefix_caching": 1}, "enable_prefix_caching must be True or False"),
+    ({"drop_stale_output": None}, "drop_stale_output must be True or False"),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 MAX_TOKEN_ID = 2**31 - 1
 FULL_ATTENTION, SLIDING_WINDOW, RECURRENT = 0, 1, 2
@@ -78,6 +79,8 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
+        _check_groups(self.groups)
+        set_field(self, "groups", tuple(self.groups))
         if self.block_size == 0:
             set_field(self, "block_size", self.groups[0].block_size if self.groups else 16)
         if not self.groups:
@@ -127,6 +130,7 @@ _AT_LEAST_ZERO = (
     "num_prefill_lookahead_tokens",
     "max_stop_token_ids",
 )
+_SWITCHES = ("asynchronous", "enable_prefix_caching", "drop_stale_output")
 _CHOICES = {
     "policy": ("fcfs", "priority"),
     "lookahead": ("drop", "hash"),
@@ -134,8 +138,29 @@ _CHOICES = {
 }
 
 
+def _check_groups(groups: Any) -> None:
+    """The groups, before anything is read from them."""
+    if not isinstance(groups, tuple | list) or not all(type(group) is KVGroup for group in groups):
+        raise ConfigError(f"groups must be KVGroups, as in groups=(KVGroup(16),), got {groups!r}")
+    for group in groups:
+        if group.kind not in tuple(KINDS):
+            raise ConfigError(f"a group's kind must be one of {', '.join(KINDS)}, got {group.kind!r}")
+        if type(group.block_size) is not int or not 1 <= group.block_size <= MAX_TOKEN_ID:
+            raise ConfigError(
+                f"a group's block_size must be an integer from 1 to 2**31 - 1, got {group.block_size!r}"
+            )
+        if type(group.window) is not int or (group.window > 0) != (group.kind == "sliding_window"):
+            raise ConfigError(
+                f"window belongs to sliding_window groups and is at least 1 there, got {group.window!r} "
+                f"for {group.kind}"
+            )
+
+
 def _check(config: SchedulerConfig) -> None:
-    """Every setting by itself."""
+    """Every other setting by itself."""
+    for name in _SWITCHES:
+        if type(getattr(config, name)) is not bool:
+            raise ConfigError(f"{name} must be True or False, got {getattr(config, name)!r}")
     for least, names in ((1, _AT_LEAST_ONE), (0, _AT_LEAST_ZERO)):
         for name in names:
             value = getattr(config, name)
@@ -146,16 +171,6 @@ def _check(config: SchedulerConfig) -> None:
             raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {getattr(config, name)!r}")
     if config.hash_seed is not None and (type(config.hash_seed) is not int or config.hash_seed < 0):
         raise ConfigError(f"hash_seed must be a number from 0 or None, got {config.hash_seed!r}")
-    for group in config.groups:
-        if group.kind not in KINDS:
-            raise ConfigError(f"a group's kind must be one of {', '.join(KINDS)}, got {group.kind!r}")
-        if type(group.block_size) is not int or group.block_size < 1:
-            raise ConfigError(f"a group's block_size must be at least 1, got {group.block_size!r}")
-        if (group.window > 0) != (group.kind == "sliding_window"):
-            raise ConfigError(
-                f"window belongs to sliding_window groups and is at least 1 there, got {group.window!r} "
-                f"for {group.kind}"
-            )
 
 
 def _check_lengths(config: SchedulerConfig) -> None:
