@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ SMALL = "drop_step"
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("DRAFTPROOF_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(code_cache, "_changed_source", lambda: None)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(compiled, "num_processors", lambda: 2)
     yield tmp_path
     code_cache._folder.cache_clear()
 
@@ -66,6 +65,24 @@ def test_a_process_that_does_not_start_or_fails_changes_nothing(
     executable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", executable)
+    with compiled.compiled_meanwhile("schedule_step", [SMALL], has_recurrent_groups=False):
+        pass
+    assert is_kept(SMALL) is False
+
+
+def test_the_helper_starts_no_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compiled.HELPS, "1")
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with compiled.compiled_meanwhile("schedule_step", [SMALL], has_recurrent_groups=False):
+        pass
+
+
+def test_a_helper_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hangs = tmp_path / "hangs"
+    hangs.write_text("#!/bin/sh\nexec sleep 600\n")
+    hangs.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(hangs))
+    monkeypatch.setattr(compiled, "LONGEST_WAIT", 0.1)
     with compiled.compiled_meanwhile("schedule_step", [SMALL], has_recurrent_groups=False):
         pass
     assert is_kept(SMALL) is False

@@ -17,6 +17,8 @@ from draftproof.impl.contracts import DEBUG
 from draftproof.impl.digest import block_digest
 from draftproof.impl.pool import published
 from draftproof.impl.scheduler import kv_events, kv_notes
+from draftproof.impl.scheduler import scheduler as scheduler_room
+from draftproof.impl.scheduler.batch import NUM_PUBLISHED
 from draftproof.impl.scheduler.config import KVGroup, SchedulerConfig
 from draftproof.impl.scheduler.kv_events import (
     CLEARED,
@@ -283,6 +285,33 @@ def test_a_router_knows_exactly_what_can_be_found(seed: int) -> None:
     router, twins = watch(small(200), seed)
     assert router.kinds == {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
     assert twins > 5, "several copies of one content"
+
+
+@slow_in_debug_mode
+@pytest.mark.parametrize("room", [0, 1, 3])
+def test_a_step_that_publishes_more_than_it_has_room_to_note(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parents come before children all the same, and if the step fails, everything is withdrawn."""
+    right = scheduler_room.settings_for  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        scheduler_room, "settings_for", lambda *given: right(*given)._replace(max_num_published=room)
+    )
+    scheduler = small(200)
+    for number in range(2):
+        scheduler.add(str(number), [number, *range(17)])
+    batch = scheduler.schedule()
+    assert batch.counts[NUM_PUBLISHED] == 8 > room
+    told = read(scheduler.state.kv_events).events
+    known: set[bytes] = set()
+    for event in told:
+        assert isinstance(event, BlockStored)
+        assert event.parent_block_hash is None or event.parent_block_hash in known
+        known.update(event.block_hashes)
+    assert known == set(findable(scheduler)) and len(known) == 8
+    scheduler.fail(batch)
+    assert findable(scheduler) == []
+    watch(small(200), 0)
 
 
 @slow_in_debug_mode

@@ -209,6 +209,11 @@ OUTCOMES = [
     Wrong("half counts", settle(FITS, [1.0, 0.0]), OutcomeError, "integers"),
     Wrong("a token beyond 32 bits", settle([[2**40, 0, 0], [0, 0, 0]], [1, 0]), OutcomeError, "32 bits"),
     Wrong("ragged tokens", settle([[1, 2], [3]], [2, 0]), OutcomeError, "rectangular"),
+    Wrong("no outcome", settle([], []), OutcomeError, "2 dimensions"),
+    Wrong("no counts", settle([[1], [0]], []), OutcomeError, "2 requests"),
+    Wrong("no tokens", settle([[], []], [1, 0]), OutcomeError, "shape"),
+    Wrong("nothing at all", settle(None, None), OutcomeError, "integers|dimensions"),
+    Wrong("no drafts", drafts([], [], []), OutcomeError, "2 dimensions"),
     Wrong("drafts of row -1", drafts([-1], [[1, 2]], [2]), OutcomeError, "row -1"),
     Wrong("drafts of a row too high", drafts([6], [[1, 2]], [2]), OutcomeError, "row 6"),
     Wrong("a negative count of drafts", drafts([1], [[1, 2]], [-1]), OutcomeError, "-1 drafts"),
@@ -227,10 +232,36 @@ OUTCOMES = [
 def test_a_wrong_call_says_what_is_wrong_and_changes_nothing(wrong: Wrong, compiled: bool) -> None:
     now = busy(compiled)
     now.scheduler.add("waits", [1, 2])
+    now.scheduler._converts = not compiled  # as if nothing but int32 arrays had come yet
     before = everything_of(now.scheduler)
     with pytest.raises(wrong.error, match=wrong.says):
         wrong.call(now)
     assert everything_of(now.scheduler) == before
+
+
+OUTCOME: Any = np.array(FITS, np.int32)
+FORMS = {
+    "lists": OUTCOME.tolist(),
+    "64 bits": OUTCOME.astype(np.int64),
+    "read-only": np.broadcast_to(OUTCOME[:1], OUTCOME.shape),
+    "by columns": np.asfortranarray(OUTCOME),
+    "a part of each row": np.hstack([OUTCOME, OUTCOME])[:, : OUTCOME.shape[1]],
+    "the other byte order": OUTCOME.astype(">i4"),
+}
+
+
+@COMPILED
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_no_array_of_int32_counts_as_one(form: str, compiled: bool) -> None:
+    ends = []
+    for tokens in (OUTCOME, FORMS[form]):
+        now = busy(compiled)
+        now.scheduler._converts = not compiled
+        now.scheduler.settle(now.oldest, tokens, [1, 0])
+        assert now.scheduler._converts
+        now.scheduler.take_drafts([1], tokens[:1], [2])
+        ends.append(everything_of(now.scheduler))
+    assert ends[0] == ends[1]
 
 
 @COMPILED

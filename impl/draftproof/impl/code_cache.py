@@ -148,7 +148,7 @@ def is_kept(function: Callable[..., Any], *arguments: Any) -> bool | None:
     if _numba.config.DISABLE_JIT:
         return None
     place = _place(function, tuple(_numba.typeof(argument) for argument in arguments))
-    return None if place is None else place.exists()
+    return None if place is None else any(place.rglob("*.nbi"))
 
 
 def _compiled(function: Callable[..., Any], signature: tuple[Any, ...]) -> Any:

@@ -3,13 +3,16 @@
 `fill_block` writes a request's tokens into an empty block of the pool, then their number; `publish_block`
 publishes it. The loop and the write behind it are cut from their text: after i rounds the block holds the
 first i tokens of its place in the request, in order, and nothing else in the pool has changed. A loop of
-`append`s, from its own source, is proved to get to the same state; `append` is a primitive of the pool that
-keeps all its invariants, so filling keeps them too. At the end the block meets what `publish` asks of the
+`append`s, from its own source, is proved to get to the same state, and what each of them requires is proved
+to hold if the block is its request's alone at the start; `append` is a primitive of the pool that keeps all
+its invariants, so filling keeps them too. At the end the block meets what `publish` asks of the
 content it is published as, whatever that content is, if its tokens are the request's. Any numbers of rows,
 blocks and tokens, any block size.
 
-The loop runs only if the block is empty. That a block with tokens in it holds the same ones is not proved
-here: nobody else writes any, and the debug mode's sweep compares them.
+The loop runs only if the block is empty and not published. That such a block in a request's table has no
+other owner is assumed here: it was taken for the request, and nobody finds what is not published. That a
+block with tokens in it holds the same ones is not proved here: nobody else writes any, and the debug mode's
+sweep compares them.
 """
 
 from __future__ import annotations
@@ -194,16 +197,31 @@ def _consequences() -> list[Obligation]:
         CONTENTS.length(CALL.content) == COVERED, CONTENTS.token(CALL.content, SECOND) == _token(SECOND)
     )
     asked = REQUIREMENTS["publish"](ended, CALL, SECOND)
-    begun = _given() | _reached(start, ended, ROUND, ROUND) | {"round": z3.And(ROUND >= 0, COVERED > ROUND)}
-    room = REQUIREMENTS["append"](ended, CALL, SECOND)["block_has_room"]
     return [
-        _claim("may_be_appended_to", "block_has_room", begun, room),
+        *_claims("may_be_appended_to", _begun(start, ended), REQUIREMENTS["append"](ended, CALL, SECOND)),
         _claim("ends_in_one_state", "every_cell", both_filled, z3.And(same)),
         *[
             _claim("may_be_published", name, filled | {"content": content}, asked[name])
             for name in ("length_is_of_the_content", "tokens_are_of_the_content")
         ],
     ]
+
+
+def _begun(start: PoolState, state: PoolState) -> Facts:
+    """So many tokens are appended, one is not yet, and at the start the block was its request's alone."""
+    ghosts, handle = state.ghosts, CALL.handle
+    reached = _reached(start, state, ROUND, ROUND)
+    of_the_block = {f"{name}:block": z3.substitute(fact, (FIRST, BLOCK)) for name, fact in reached.items()}
+    return (
+        _given()
+        | of_the_block
+        | {
+            "round": z3.And(ROUND >= 0, COVERED > ROUND),
+            "its_requests": start.ghosts.handle_block[handle] == BLOCK,
+            "alone": is_writable(start, BLOCK),
+            "owners_stay": ghosts.handle_block[handle] == start.ghosts.handle_block[handle],
+        }
+    )
 
 
 def _claims(part: str, facts: Facts, goals: dict[str, Any]) -> list[Obligation]:

@@ -71,7 +71,7 @@ class Batch(NamedTuple):
     published: Any
     """int32[max_num_published], blocks; `NUM_PUBLISHED` may count more than there is room for."""
     filled: Any
-    """int32[3, max_num_published]: row, group and place in the row's table of the same blocks."""
+    """int32[3, max_num_published]: row, group and place in the row's table of the blocks that were filled."""
     copies: Any
     """int32[2, max_num_seqs x recurrent groups]: blocks of recurrent state, sources and targets. The runner
     copies them before the step, all sources read first; `NUM_COPIES` of `counts` says how many there are."""

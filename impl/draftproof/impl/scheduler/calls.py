@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from draftproof.impl.scheduler import lifecycle, settle, step
 from draftproof.impl.scheduler.batch import NUM_FINISHED, NUM_PAUSED, batch_views
 from draftproof.impl.scheduler.layout import Settings, interpreted, views
@@ -38,11 +36,13 @@ class CompiledCalls:
         self._schedule_step[place]()
 
     def settle_step(self, place: int, sampled: Any, num_sampled: Any) -> tuple[int, int]:
-        """See `entry.settle_step`. Raises TypeError for anything but contiguous, writable int32 arrays."""
+        """See `entry.settle_step`. Raises TypeError or ValueError for anything but contiguous,
+        writable int32 arrays."""
         return self._settle_step[place](sampled, num_sampled)  # type: ignore[no-any-return]
 
     def take_drafts(self, rows: Any, draft_token_ids: Any, num_drafts: Any) -> int:
-        """See `entry.take_drafts`. Raises TypeError for anything but contiguous, writable int32 arrays."""
+        """See `entry.take_drafts`. Raises TypeError or ValueError for anything but contiguous,
+        writable int32 arrays."""
         return self._take_drafts(  # type: ignore[no-any-return]
             *self._memory, rows, draft_token_ids, num_drafts
         )
@@ -100,9 +100,9 @@ class InterpretedCalls:
         step.schedule_step(self.state, self.batches[place])
 
     def settle_step(self, place: int, sampled: Any, num_sampled: Any) -> tuple[int, int]:
-        """See `entry.settle_step`. Raises TypeError as compiled code does."""
+        """See `entry.settle_step`."""
         batch = self.batches[place]
-        outcome = int32_view(sampled, 2), int32_view(num_sampled, 1)
+        outcome = memoryview(sampled), memoryview(num_sampled)
         problem, index = settle.problem_of_outcome(self.state, batch, *outcome)
         if problem == settle.ACCEPTED:
             settle.settle_step(self.state, self.state.recurrent, batch, *outcome)
@@ -110,8 +110,8 @@ class InterpretedCalls:
         return problem, index
 
     def take_drafts(self, rows: Any, draft_token_ids: Any, num_drafts: Any) -> int:
-        """See `entry.take_drafts`. Raises TypeError as compiled code does."""
-        proposals = int32_view(rows, 1), int32_view(draft_token_ids, 2), int32_view(num_drafts, 1)
+        """See `entry.take_drafts`."""
+        proposals = memoryview(rows), memoryview(draft_token_ids), memoryview(num_drafts)
         index = settle.wrong_draft(self.state, *proposals)
         if index < 0:
             settle.take_drafts(self.state, *proposals)
@@ -153,15 +153,6 @@ class InterpretedCalls:
     def num_cached_tokens(self, token_ids: Any, salt_first: int, salt_second: int) -> int:
         """See `lifecycle.num_cached_tokens`."""
         return lifecycle.num_cached_tokens(self.state, memoryview(token_ids), salt_first, salt_second)
-
-
-def int32_view(values: Any, ndim: int) -> memoryview:
-    """An int32 array's elements as Python integers. Raises TypeError for what compiled code does not take."""
-    if type(values) is not np.ndarray or values.dtype != np.int32 or values.ndim != ndim:
-        raise TypeError(f"an int32 array of {ndim} dimensions is expected")
-    if not values.flags.carray:
-        raise TypeError("a contiguous array that can be written to is expected")
-    return memoryview(values)  # type: ignore[arg-type]
 
 
 Calls = CompiledCalls | InterpretedCalls

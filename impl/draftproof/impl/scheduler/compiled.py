@@ -83,6 +83,12 @@ EVERY_STEP = ("schedule_step", "settle_step", "take_drafts", "add_row", "abort_r
 """The entry points that a scheduler has compiled when it starts; by far the largest comes first."""
 
 
+HELPS = "DRAFTPROOF_COMPILES_MEANWHILE"
+"""Set in the environment of the process that compiles the others."""
+LONGEST_WAIT = 120.0
+"""Seconds to wait for it once the largest is compiled."""
+
+
 def examples_of(name: str, has_recurrent_groups: bool) -> tuple[Any, ...]:
     """Arguments of an entry point, for their types. Without recurrent groups their memory is None, and what
     is done for them is not compiled."""
@@ -131,23 +137,35 @@ def compiled_meanwhile(largest: str, others: Sequence[str], has_recurrent_groups
     """
     kept = code_cache.is_kept(getattr(entry, largest), *examples_of(largest, has_recurrent_groups))
     helper = None
-    if kept is False and sys.executable and (os.cpu_count() or 1) > 1:
+    # Where `sys.executable` is no plain Python, the process may be this very program: it must not start more.
+    if kept is False and sys.executable and num_processors() > 1 and HELPS not in os.environ:
         kind = "recurrent" if has_recurrent_groups else "attention"
         # -P: nothing is imported from where the user happens to be.
-        command = [sys.executable, "-P", "-m", __name__, kind, *others]
+        options = ["-P", *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
         with contextlib.suppress(OSError):
             helper = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                [sys.executable, *options, "-m", __name__, kind, *others],
+                env=os.environ | {HELPS: "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
     try:
         yield
-    except BaseException:
         if helper is not None:
-            helper.kill()
-        raise
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                helper.wait(LONGEST_WAIT)
     finally:
         if helper is not None:
+            helper.kill()  # does nothing to one that has ended
             helper.wait()
+
+
+def num_processors() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 if __name__ == "__main__":

@@ -81,13 +81,13 @@ class SchedulerConfig:
         set_field = object.__setattr__
         _check_groups(self.groups)
         set_field(self, "groups", tuple(self.groups))
-        if self.block_size == 0:
+        if type(self.block_size) is int and self.block_size == 0:
             set_field(self, "block_size", self.groups[0].block_size if self.groups else 16)
         if not self.groups:
             set_field(self, "groups", (KVGroup(self.block_size),))
         if self.max_num_requests == 0 and type(self.max_num_seqs) is int:
             set_field(self, "max_num_requests", 4 * self.max_num_seqs)
-        if self.max_in_flight_steps == 0:
+        if type(self.max_in_flight_steps) is int and self.max_in_flight_steps == 0:
             set_field(self, "max_in_flight_steps", 2 if self.asynchronous else 1)
         _check(self)
         sizes = [group.block_size for group in self.groups]
@@ -143,13 +143,17 @@ def _check_groups(groups: Any) -> None:
     if not isinstance(groups, tuple | list) or not all(type(group) is KVGroup for group in groups):
         raise ConfigError(f"groups must be KVGroups, as in groups=(KVGroup(16),), got {groups!r}")
     for group in groups:
-        if group.kind not in tuple(KINDS):
+        if type(group.kind) is not str or group.kind not in KINDS:
             raise ConfigError(f"a group's kind must be one of {', '.join(KINDS)}, got {group.kind!r}")
         if type(group.block_size) is not int or not 1 <= group.block_size <= MAX_TOKEN_ID:
             raise ConfigError(
                 f"a group's block_size must be an integer from 1 to 2**31 - 1, got {group.block_size!r}"
             )
-        if type(group.window) is not int or (group.window > 0) != (group.kind == "sliding_window"):
+        if type(group.window) is not int or not 0 <= group.window <= MAX_TOKEN_ID:
+            raise ConfigError(
+                f"a group's window must be an integer from 0 to 2**31 - 1, got {group.window!r}"
+            )
+        if (group.window > 0) != (group.kind == "sliding_window"):
             raise ConfigError(
                 f"window belongs to sliding_window groups and is at least 1 there, got {group.window!r} "
                 f"for {group.kind}"
@@ -167,7 +171,7 @@ def _check(config: SchedulerConfig) -> None:
             if type(value) is not int or not least <= value <= MAX_TOKEN_ID:
                 raise ConfigError(f"{name} must be an integer from {least} to 2**31 - 1, got {value!r}")
     for name, choices in _CHOICES.items():
-        if getattr(config, name) not in choices:
+        if type(getattr(config, name)) is not str or getattr(config, name) not in choices:
             raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {getattr(config, name)!r}")
     if config.hash_seed is not None and (type(config.hash_seed) is not int or config.hash_seed < 0):
         raise ConfigError(f"hash_seed must be a number from 0 or None, got {config.hash_seed!r}")

@@ -12,7 +12,7 @@ import numpy as np
 
 from draftproof.impl import pool
 from draftproof.impl.digest import block_digest, signed
-from draftproof.impl.scheduler.config import KINDS, KVGroup, SchedulerConfig
+from draftproof.impl.scheduler.config import KINDS, ConfigError, KVGroup, SchedulerConfig
 from draftproof.impl.scheduler.kv_events import initialise
 from draftproof.impl.scheduler.layout import (
     NUM_IDLE,
@@ -97,21 +97,31 @@ def table_width(config: SchedulerConfig, group: KVGroup) -> int:
     return -(-config.max_model_len // group.block_size)
 
 
-def zeros(num_cells: int, dtype: Any) -> Any:
-    """So many zeros, on huge pages where Linux has them: whatever the process did before, a step takes the
-    same time. From an allocator that reuses small pages it took up to a third more.
+MOST_BYTES_WRITTEN = 2**28
+"""Of what a scheduler starts with: long token tables of many rows are hardly ever used to their ends."""
 
-    Written, not only asked for: else a step would wait for the operating system at each page it is the first
-    to touch, up to a tenth of a millisecond. The array starts at the beginning of a page.
+
+def zeros(num_cells: int, dtype: Any) -> Any:
+    """So many zeros from the beginning of a page on, on huge pages where Linux has them.
+
+    The first of them are written, not only asked for: else a step would wait for the operating system at each
+    page it is the first to touch, up to a tenth of a millisecond. Raises ConfigError if they cannot be had.
     """
+    num_bytes = max(num_cells, 1) * np.dtype(dtype).itemsize
     # Private: a process that is forked has a scheduler of its own.
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    memory = mmap.mmap(-1, max(num_cells, 1) * np.dtype(dtype).itemsize, **private)
+    try:
+        memory = mmap.mmap(-1, num_bytes, **private)
+    except (OSError, OverflowError, ValueError) as problem:
+        raise ConfigError(
+            f"{num_bytes:,} bytes for the scheduler's state cannot be had: lower max_num_requests, "
+            "max_model_len or num_blocks"
+        ) from problem
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     array = np.frombuffer(memory, dtype, num_cells)
-    array.fill(0)
+    array[: MOST_BYTES_WRITTEN // array.itemsize].fill(0)
     return array
 
 

@@ -19,7 +19,8 @@ state is in two arrays (`layout`), all work is done by functions that also run c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ from draftproof.impl.scheduler.layout import (
     views,
 )
 from draftproof.impl.scheduler.memory import new_memory, salt_words, settings_for
+from draftproof.impl.scheduler.outcome import error_of, int32_array
 from draftproof.impl.scheduler.requests import (
     Chunk,
     check_chunk,
@@ -57,8 +59,6 @@ from draftproof.impl.scheduler.requests import (
     tokens_of,
 )
 from draftproof.spec.ledger import PAUSED
-
-INT32 = np.dtype(np.int32)
 
 
 class Scheduler:
@@ -100,6 +100,8 @@ class Scheduler:
         self._places = {id(batch): place for place, batch in enumerate(self._batches)}
         calls = CompiledCalls if compiled else InterpretedCalls
         self._calls: Calls = calls(self.memory, memories, self.settings)
+        self._converts = not compiled
+        """Whether what a runner hands in is made int32 arrays before it is used."""
         self._counts = memoryview(self.state.counts)  # gives Python integers
         self.rows: dict[str, int] = {}
         """The row of every request that is known and has not finished, by id."""
@@ -243,14 +245,14 @@ class Scheduler:
         for an outcome that does not fit it; then nothing has changed.
         """
         place = self._place_of(batch)
-        sampled, num_sampled = sampled_token_ids, num_sampled_tokens
-        try:
-            problem, index = self._calls.settle_step(place, sampled, num_sampled)
-        except TypeError:  # they are not int32 arrays
-            sampled, num_sampled = int32_array(sampled, 2), int32_array(num_sampled, 1)
-            problem, index = self._calls.settle_step(place, sampled, num_sampled)
+        found, (sampled, num_sampled) = self._with_arrays(
+            partial(self._calls.settle_step, place), (sampled_token_ids, num_sampled_tokens), (2, 1)
+        )
+        problem, index = found
         if problem != settle.ACCEPTED:
-            raise self._problem(batch, problem, index, sampled, num_sampled)
+            raise error_of(
+                problem, index, batch, sampled, num_sampled, self.request_ids, self.config.vocab_size
+            )
         if index > 0:  # that many requests stopped
             self._after_stops(batch)
 
@@ -260,12 +262,9 @@ class Scheduler:
         A token of -1 is one that a grammar ruled out. Rows that cannot use drafts now are passed over.
         Raises OutcomeError for a row or token that cannot be; then nothing has changed.
         """
-        arrays = rows, draft_token_ids, num_draft_tokens
-        try:
-            index = self._calls.take_drafts(*arrays)
-        except TypeError:  # they are not int32 arrays
-            arrays = int32_array(rows, 1), int32_array(draft_token_ids, 2), int32_array(num_draft_tokens, 1)
-            index = self._calls.take_drafts(*arrays)
+        index, arrays = self._with_arrays(
+            self._calls.take_drafts, (rows, draft_token_ids, num_draft_tokens), (1, 2, 1)
+        )
         if index >= 0:
             if index == arrays[0].shape[0]:
                 raise OutcomeError("drafts need a row of tokens and a count for each request")
@@ -348,6 +347,22 @@ class Scheduler:
         """Rows of the sessions for which chunks wait."""
         return {row for row, chunks in self._chunks.items() if chunks}
 
+    def _with_arrays(
+        self, call: Callable[..., Any], given: tuple[Any, ...], dimensions: tuple[int, ...]
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """What the call returns for int32 arrays, and these arrays.
+
+        Compiled code takes such arrays only. It says so itself, so they are not looked at before; but that
+        takes it a tenth of a millisecond, so where anything else came once, it is converted from then on.
+        """
+        if not self._converts:
+            try:
+                return call(*given), given
+            except (TypeError, ValueError):
+                self._converts = True
+        arrays = tuple(int32_array(one, ndim) for one, ndim in zip(given, dimensions, strict=True))
+        return call(*arrays), arrays
+
     def _place(self, step: int) -> int:
         """Where a step's batch is in the ring."""
         return step % self._report
@@ -408,53 +423,3 @@ class Scheduler:
         num_kept = int(self.state.requests.ledgers[NUM_TOKENS, row]) - 1
         check_fits(self.config, num_kept + chunk.token_ids.size, chunk.max_tokens)
         self._calls.fold_row(row, chunk.token_ids, chunk.max_tokens, chunk.min_tokens)
-
-    def _problem(self, batch: Batch, problem: int, index: int, sampled: Any, num_sampled: Any) -> Exception:
-        """An outcome's problem in words."""
-        if problem == settle.NOT_IN_FLIGHT:
-            return StepError(f"step {batch.step} is not in flight: it was settled before, or is empty")
-        if problem == settle.OUT_OF_ORDER:
-            return StepError(
-                f"step {batch.step} is not the oldest in flight: settle the ones before it first"
-            )
-        if problem == settle.WRONG_SHAPE:
-            return OutcomeError(
-                f"the step has {batch.num_requests} requests, the outcome {num_sampled.shape[0]} counts and "
-                f"tokens of shape {sampled.shape}"
-            )
-        if problem == settle.NOT_SCHEDULED:
-            return OutcomeError(
-                f"the step has {batch.num_requests} requests, and the outcome {num_sampled[index]} tokens "
-                f"for another one, at place {index}"
-            )
-        request_id, count = self.request_ids[batch.rows[index]], num_sampled[index]
-        if problem == settle.WRONG_TOKEN:
-            return OutcomeError(
-                f"request {request_id!r} sampled {sampled[index, :count].tolist()}: not all in the "
-                f"vocabulary of {self.config.vocab_size}"
-            )
-        if batch.samples[index] == 0:
-            return OutcomeError(f"request {request_id!r} computed a prefill chunk and cannot have sampled")
-        num_drafts = batch.num_draft_tokens[index] - batch.num_invalid_drafts[index]
-        return OutcomeError(
-            f"request {request_id!r} verified {num_drafts} drafts: 1 to {num_drafts + 1} sampled tokens are "
-            f"possible, got {count}"
-        )
-
-
-def int32_array(values: Any, ndim: int) -> Any:
-    """The values as a contiguous int32 array; as they are if they are one."""
-    if type(values) is np.ndarray and values.dtype == INT32 and values.ndim == ndim and values.flags.carray:
-        return values
-    try:
-        given = np.asarray(values)
-    except (ValueError, OverflowError) as problem:
-        raise OutcomeError(f"a rectangular array of {ndim} dimensions is expected") from problem
-    if given.dtype.kind not in "iu" and given.size > 0:
-        raise OutcomeError(f"integers are expected, got {given.dtype}")
-    if given.ndim != ndim:
-        raise OutcomeError(f"an array of {ndim} dimensions is expected, got {given.ndim}")
-    array = np.array(given, dtype=INT32, order="C")
-    if not np.array_equal(array, given):
-        raise OutcomeError("a number does not fit 32 bits")
-    return array

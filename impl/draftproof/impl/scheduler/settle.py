@@ -32,7 +32,7 @@ from draftproof.impl.scheduler.prefix_cache import publish_row
 from draftproof.impl.scheduler.queues import dequeue, retire
 from draftproof.impl.scheduler.recurrent_blocks import finish_copies
 from draftproof.impl.scheduler.recurrent_rows import leave_states, pause_states, settle_states
-from draftproof.spec.ledger import FINISHED, RUNNING, Ledger
+from draftproof.spec.ledger import FINISHED, RUNNING, Ledger, Rules
 
 NOT_FINISHED, STOPPED, LENGTH, ABORTED = range(4)
 FINISH_REASONS = ("", "stop", "length", "abort")
@@ -102,12 +102,8 @@ def settle_step(
                 settle_states(state, rows, batch, index, after, 0, 0, False)
             continue
         num_accepted = num_generated - 1
-        stop_index = first_stop(requests, row, ledger.num_tokens, sampled, index, num_generated)
-        max_num_tokens = requests.max_num_tokens[row]
-        num_kept = tokens_to_keep(ledger, rules, num_generated, stop_index, max_num_tokens)
-        for offset in range(num_kept):
-            requests.token_ids[row, ledger.num_tokens + offset] = sampled[index, offset]
-        stopped = stop_index < num_kept or ledger.num_tokens + num_kept >= max_num_tokens
+        num_kept, reason = keep_tokens(requests, rules, row, ledger, sampled, index, num_generated)
+        stopped = reason != NOT_FINISHED
         after = output(ledger, rules, num_returned, num_drafts, num_accepted, num_kept, 1 if stopped else 0)
         store(requests.ledgers, row, after)
         requests.num_awaited_outputs[row] -= 1
@@ -125,7 +121,7 @@ def settle_step(
         if rows is not None:
             settle_states(state, rows, batch, index, after, num_accepted, num_kept, stopped)
         if stopped:
-            stop_row(state, rows, batch, index, STOPPED if stop_index < num_kept else LENGTH)
+            stop_row(state, rows, batch, index, reason)
     if rows is not None:
         finish_copies(state, rows, batch)
     counts[NUM_SETTLED] += 1
@@ -134,6 +130,22 @@ def settle_step(
     counts[TOTAL_ACCEPTED_DRAFTS] += num_drafts_accepted
     if batch.counts[NUM_FINISHED] + batch.counts[NUM_PAUSED] > 0:
         forget_stopped(state)
+
+
+def keep_tokens(
+    requests: Requests, rules: Rules, row: int, ledger: Ledger, sampled: Any, index: int, num_generated: int
+) -> tuple[int, int]:
+    """Append the generated tokens up to a stop: how many stay, and why the row stops with them."""
+    stop_index = first_stop(requests, row, ledger.num_tokens, sampled, index, num_generated)
+    max_num_tokens = requests.max_num_tokens[row]
+    num_kept = tokens_to_keep(ledger, rules, num_generated, stop_index, max_num_tokens)
+    for offset in range(num_kept):
+        requests.token_ids[row, ledger.num_tokens + offset] = sampled[index, offset]
+    if stop_index < num_kept:
+        return num_kept, STOPPED
+    if ledger.num_tokens + num_kept >= max_num_tokens:
+        return num_kept, LENGTH
+    return num_kept, NOT_FINISHED
 
 
 def first_stop(
@@ -161,16 +173,10 @@ def settle_stale(
     requests, rules = state.requests, state.rules
     row = wide(batch.rows[index])
     num_returned = wide(batch.num_scheduled_tokens[index])
-    num_kept = 0
-    stopped = False
-    stop_index = num_generated
+    num_kept, reason = 0, NOT_FINISHED
     if num_generated > 0 and not ledger.drop_stale:
-        stop_index = first_stop(requests, row, ledger.num_tokens, sampled, index, num_generated)
-        max_num_tokens = requests.max_num_tokens[row]
-        num_kept = tokens_to_keep(ledger, rules, num_generated, stop_index, max_num_tokens)
-        for offset in range(num_kept):
-            requests.token_ids[row, ledger.num_tokens + offset] = sampled[index, offset]
-        stopped = stop_index < num_kept or ledger.num_tokens + num_kept >= max_num_tokens
+        num_kept, reason = keep_tokens(requests, rules, row, ledger, sampled, index, num_generated)
+    stopped = reason != NOT_FINISHED
     after = stale_output(ledger, rules, num_returned, num_kept, 1 if stopped else 0)
     store(requests.ledgers, row, after)
     batch.num_kept_tokens[index] = num_kept
@@ -183,7 +189,7 @@ def settle_stale(
         metrics = count_output(ledger, rules, metrics, num_verified, num_generated - 1, num_kept)
         store_metrics(requests.metrics, row, metrics)
     if stopped:
-        stop_row(state, state.recurrent, batch, index, STOPPED if stop_index < num_kept else LENGTH)
+        stop_row(state, state.recurrent, batch, index, reason)
     elif after.status == FINISHED:
         leave(state, row, after)
 

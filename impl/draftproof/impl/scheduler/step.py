@@ -261,7 +261,9 @@ def note_filled(state: State, batch: Batch, row: int, group: int, index: int) ->
         batch.filled[0, place] = row
         batch.filled[1, place] = group
         batch.filled[2, place] = index
-    else:  # beyond the room: should the step fail, all is withdrawn
+    else:  # beyond the room: should the step fail, everything is withdrawn
+        if place == batch.published.shape[0]:
+            publish_step(state, batch, 0)  # what was noted comes before
         publish_block(state, row, group, index)
 
 
