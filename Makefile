@@ -97,8 +97,8 @@ $(TEST): $(PROVE) constraints/test.txt
 	@touch $@
 
 $(TORCH_STAMP): $(TEST) constraints/gpu.txt
-	@echo "installing torch into $(VENV)"
-	@$(PIP_INSTALL) -c constraints/gpu.txt -e '.[gpu]'
+	@echo "installing torch and transformers into $(VENV)"
+	@$(PIP_INSTALL) -c constraints/gpu.txt -e '.[gpu,peer]'
 	@touch $@
 
 # On top of the tests: their types are checked too.
