@@ -81,7 +81,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ModelError(f"{path} cannot be read without the package gguf: install it") from None
     try:
         with path.open("rb") as stream:
-            _check_header(stream, path.stat().st_size)
+            check_header(stream, path.stat().st_size)
         reader = GGUFReader(path)
         fields = reader.fields.items()
         metadata = {key: field.contents() for key, field in fields if not _is_vocabulary(key)}
@@ -96,7 +96,7 @@ def _is_vocabulary(key: str) -> bool:
     return key.startswith("tokenizer.") and not key.endswith("_token_id")
 
 
-def _check_header(stream: BinaryIO, length: int) -> None:
+def check_header(stream: BinaryIO, length: int) -> None:
     """Walks over the metadata and raises ValueError if a size in it exceeds the file."""
 
     def number(form: str) -> int:
