@@ -68,7 +68,8 @@ def prompts() -> list[list[int]]:
 def llm(speculate: Any = None, **options: Any) -> LLM:
     """One whose scheduler is interpreted."""
     given: dict[str, Any] = {"block_size": BLOCK_SIZE, "max_num_seqs": 4, "compiled": False}
-    return LLM(decoder(), speculate=speculate, **(given | {"num_blocks": 200} | options))
+    given |= {"num_blocks": 200} | options
+    return LLM(decoder(), speculate=speculate, **given)
 
 
 def drafter(kind: str, num_drafts: int, texts: list[list[int]]) -> Any:

@@ -201,7 +201,8 @@ def test_what_a_killed_fetch_left_is_never_taken_for_a_model_and_goes_later(worl
     for left in (old, new):
         left.mkdir(parents=True)
         (left / "model.gguf").write_bytes(b"half")
-    os.utime(old, (time.time() - 2 * fetch.STALE_SECONDS,) * 2)
+    long_ago = time.time() - 2 * fetch.STALE_SECONDS
+    os.utime(old, (long_ago, long_ago))
     folder = fetch.fetch("tiny")
     assert world.left() == sorted([new.name, folder.name])  # another process may be working in the new one
 

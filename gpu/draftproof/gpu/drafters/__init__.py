@@ -34,9 +34,11 @@ class Drafter(Protocol):
     @property
     def num_speculative_tokens(self) -> int:
         """K: the most drafts for a request in one step."""
+        ...
 
     def propose(self, requests: Sequence[DraftRequest]) -> tuple[Any, Any]:
         """int32[m, K] drafts, -1 for one that cannot be accepted, and int32[m], how many of them count."""
+        ...
 
     def forget(self, request_id: str) -> None:
         """The request has finished."""
