@@ -51,9 +51,12 @@ class Runner:
         self._rows_key: tuple[str, ...] = ()
         self._rows: SamplingRows | None = None
 
-    @torch.inference_mode()
     def run(self, batch: Batch, state: State, requests: Sequence[Request]) -> Outcome:
         """One step. `requests`: those of the batch, in its order. `state`: the scheduler's."""
+        with torch.inference_mode():
+            return self._run(batch, state, requests)
+
+    def _run(self, batch: Batch, state: State, requests: Sequence[Request]) -> Outcome:
         inputs = step_inputs(batch, state.requests.token_ids)
         rows = rows_of(batch, state.tables.block_ids, self.cache.block_size, self.decoder.device)
         hidden = self.decoder.forward(
