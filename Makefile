@@ -22,7 +22,7 @@ LINT := $(VENV)/.lint.stamp
 MUTANTS := $(VENV)/.mutants.stamp
 VLLM := $(VLLM_VENV)/.vllm.stamp
 
-.PHONY: help prove prove-full test test-vllm lint report bench bench-vllm mutants clean distclean
+.PHONY: help prove prove-full test test-gpu test-vllm demo lint report bench bench-vllm mutants clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,8 +39,14 @@ prove-full: $(PROVE) ## prove, the pool by both solvers; search every trace anew
 test: $(TEST) $(if $(filter-out no,$(TORCH)),$(TORCH_STAMP)) ## run the tests
 	@$(BIN)/python -m pytest
 
+test-gpu: $(TORCH_STAMP) ## run the runner's tests on a CUDA device; without one, say so and skip them
+	@$(BIN)/python -m pytest -m gpu tests/gpu
+
 test-vllm: $(VLLM) ## compare the scheduler with vLLM 0.32's, step by step (installs 2.3 GB)
 	@$(VLLM_BIN)/python -m pytest tests/vllm
+
+demo: $(TORCH_STAMP) ## generate with SmolLM2, without and with speculation: texts, steps, acceptance (a minute)
+	@$(BIN)/draftproof demo
 
 # Node comes from the environment, and the check for a newer pyright, which would need the network, is off.
 lint: export PYRIGHT_PYTHON_GLOBAL_NODE = off
@@ -56,8 +62,13 @@ report: $(PROVE) ## write the proofs as one HTML page, build/report.html
 	@mkdir -p build
 	@$(BIN)/draftproof report --output build/report.html
 
-bench: $(PROVE) ## time the accounting
+bench: $(PROVE) ## time the accounting and, where torch and transformers are installed, the runner beside these
 	@$(BIN)/python tests/benchmarks/accounting.py
+	@if $(BIN)/python -c 'import torch, transformers' 2>/dev/null; then \
+	  $(BIN)/python -m tests.benchmarks.runner; \
+	else \
+	  echo "the runner was not timed: torch or transformers is not in $(VENV) (make test installs them)"; \
+	fi
 
 bench-vllm: $(VLLM) ## time the scheduler and vLLM 0.32's side by side; writes build/bench/scheduler.json
 	@$(VLLM_BIN)/python -m tests.benchmarks.vllm

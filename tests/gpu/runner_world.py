@@ -11,8 +11,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from tests.gpu.attention_world import DEVICE  # noqa: E402
+from tests.gpu.host_reads import no_host_reads  # noqa: E402
 
 from draftproof.gpu.drafters import ScriptedDrafter  # noqa: E402
+from draftproof.gpu.drafters.draft_model import DraftModelDrafter  # noqa: E402
+from draftproof.gpu.drafters.eagle import EagleDrafter, EagleHead  # noqa: E402
 from draftproof.gpu.llm import LLM  # noqa: E402
 from draftproof.gpu.models.decoder import Decoder  # noqa: E402
 from draftproof.gpu.models.shape import ModelShape  # noqa: E402
@@ -66,13 +69,29 @@ def prompts() -> list[list[int]]:
 
 
 def llm(speculate: Any = None, **options: Any) -> LLM:
-    """One whose scheduler is interpreted."""
+    """One whose scheduler is interpreted, and whose steps may not wait for the device."""
     given: dict[str, Any] = {"block_size": BLOCK_SIZE, "max_num_seqs": 4, "compiled": False}
-    given |= {"num_blocks": 200} | options
-    return LLM(decoder(), speculate=speculate, **given)
+    given |= {"num_blocks": 200, "debug": True} | options
+    return guarded(LLM(decoder(), speculate=speculate, **given))
+
+
+def guarded(one: LLM) -> LLM:
+    """The same, whose steps raise where they wait for the device."""
+    step = one.engine.runner._step
+
+    def watched(*arguments: Any) -> Any:
+        with no_host_reads():
+            return step(*arguments)
+
+    one.engine.runner._step = watched
+    return one
 
 
 def drafter(kind: str, num_drafts: int, texts: list[list[int]]) -> Any:
+    if kind == "draft":
+        return DraftModelDrafter(decoder(4), num_drafts)
+    if kind == "eagle":
+        return EagleDrafter(EagleHead.random(shape(), 4, torch.float32, DEVICE), num_drafts)
     if kind == "scripted":
         return ScriptedDrafter(num_drafts, texts, SCRIPT, VOCAB_SIZE)
     return None if kind == "none" else f"{kind}:{num_drafts}"

@@ -25,6 +25,7 @@ from tests.gpu.attention_world import (  # noqa: E402
 
 from draftproof.gpu.attention import (  # noqa: E402
     BlockTableError,
+    GatherAttention,
     KVCache,
     StepRows,
     at_lengths,
@@ -151,7 +152,7 @@ def test_lengths_known_on_the_device_move_positions_and_slots() -> None:
     world = World(MIX, 4, 2)
     optimistic = world.rows(range(len(MIX)), num_padding_rows=2, padding_query_length=3)
     same = at_lengths(optimistic, optimistic.sequence_lengths, 4)
-    assert all(torch.equal(getattr(same, name), getattr(optimistic, name)) for name in StepRows._fields[:-1])
+    assert all(torch.equal(getattr(same, name), getattr(optimistic, name)) for name in StepRows._fields[:5])
     rejected = [0, 0, 5, 0, 3, 1, 0, 2]
     known = [(tokens, computed - less) for (tokens, computed), less in zip(MIX, rejected, strict=True)]
     settled = rows_of(
@@ -174,8 +175,24 @@ def test_rows_come_from_the_batch_in_its_order() -> None:
     assert rows.sequence_lengths.tolist() == [5, 9, 0]
     assert rows.positions.tolist() == [2, 3, 4, 8, 0]
     assert rows.slot_mapping.tolist() == [14, 15, 20, 28, 0]
-    kinds = [getattr(rows, name).dtype for name in StepRows._fields[:-1]]
+    kinds = [getattr(rows, name).dtype for name in StepRows._fields[:5]]
     assert kinds == [torch.int32, torch.int32, torch.int32, torch.int64, torch.int64]
+
+
+def test_rows_of_different_lengths_are_attended_apart() -> None:
+    """Cut where padding would cost more; the parts are the rows again, in their order."""
+    num_computed = [300, 310, 20, 25, 22, 900, 30]
+    block_ids = np.arange(1, 1 + 7 * 240, dtype=np.int32).reshape(1, 7, 240)
+    rows = rows_of(batch_of([(2, one) for one in num_computed], range(7), [240] * 7), block_ids, 4, DEVICE)
+    assert [(part.first_row, part.last_row) for part in rows.parts] == [(0, 2), (2, 5), (5, 6), (6, 7)]
+    assert [part.max_sequence_length for part in rows.parts] == [312, 27, 902, 32]
+    assert len(rows.spans) == 1
+    cache = KVCache(1, 7 * 240, 4, 2, HEAD_DIM, device=DEVICE)
+    cache.storage.normal_()
+    drawn = [torch.randn(rows.num_tokens, heads, HEAD_DIM, device=DEVICE) for heads in (4, 2, 2)]
+    apart = GatherAttention(cache, rows, 2)(0, *drawn)
+    together = GatherAttention(cache, rows._replace(parts=()), 2)(0, *drawn)
+    assert difference(apart, together) < TOLERANCE
 
 
 def test_a_row_without_a_block_for_its_token_is_refused() -> None:

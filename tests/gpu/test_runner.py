@@ -28,7 +28,7 @@ from tests.gpu.runner_world import (  # noqa: E402
     prompts,
 )
 
-from draftproof.gpu.drafters import ScriptedDrafter  # noqa: E402
+from draftproof.gpu.drafters import NullDrafter, ScriptedDrafter  # noqa: E402
 from draftproof.gpu.errors import ModelError  # noqa: E402
 from draftproof.gpu.llm import LLM  # noqa: E402
 from draftproof.gpu.runner import RequestResult  # noqa: E402
@@ -57,6 +57,7 @@ def texts(sampling: str) -> list[list[int]]:
 def check_totals(engine: Any, configuration: str, kind: str) -> None:
     """That what the test is about did happen."""
     totals = engine.totals
+    assert totals.num_compared > totals.num_steps  # host and device counted alike
     if kind not in ("none", "null"):
         assert totals.num_accepted_drafts > 0
     if kind != "none":
@@ -65,16 +66,27 @@ def check_totals(engine: Any, configuration: str, kind: str) -> None:
     assert (totals.num_preemptions > 0) == (configuration in ("preempted", "both"))
 
 
-@pytest.mark.parametrize("sampling", PARAMETERS)
-@pytest.mark.parametrize("configuration", CONFIGURATIONS)
-@pytest.mark.parametrize("num_drafts", [1, 3, 5])
-@pytest.mark.parametrize("kind", ["null", "ngram", "scripted"])
-def test_speculation_changes_nothing(kind: str, num_drafts: int, configuration: str, sampling: str) -> None:
+KINDS = ("null", "ngram", "scripted", "draft", "eagle")
+CASES = [
+    *product(KINDS, (1, 3, 5), ("chunked", "preempted", "both"), ["greedy"]),
+    *product(KINDS, [3], ["plain"], ["greedy"]),
+    *product(KINDS, [3], ("plain", "both"), ["sampled"]),
+]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(("kind", "num_drafts", "configuration", "sampling"), CASES)
+def test_speculation_changes_nothing(
+    kind: str, num_drafts: int, configuration: str, sampling: str, asynchronous: bool
+) -> None:
     """Tokens are identical, log-probabilities within 1e-4."""
     speculate = drafter(kind, num_drafts, texts(sampling))
-    one = llm(speculate, **CONFIGURATIONS[configuration])
+    one = llm(speculate, asynchronous=asynchronous, **CONFIGURATIONS[configuration])
     results = one.generate(prompts(), PARAMETERS[sampling])
-    assert largest_difference(results, baseline(sampling)) < TOLERANCE
+    if sampling == "sampled" and kind in ("draft", "eagle"):
+        check_logprobs(results)  # sampled from the same distribution, but with other numbers
+    else:
+        assert largest_difference(results, baseline(sampling)) < TOLERANCE
     check_totals(one.engine, configuration, kind)
     assert sum(result.num_accepted_tokens for result in results) <= one.engine.totals.num_accepted_drafts
 
@@ -131,15 +143,20 @@ def test_every_request_gets_the_logprobs_that_it_asked_for() -> None:
 
 def test_sampled_logprobs_are_the_models_own() -> None:
     """Before temperature, filters and penalty."""
-    for prompt, result in zip(prompts(), baseline("sampled"), strict=True):
+    check_logprobs(baseline("sampled"))
+    assert any(one.rank > 1 for result in baseline("sampled") for one in result.logprobs or ())
+
+
+def check_logprobs(results: list[RequestResult]) -> None:
+    """They are what the model says of the tokens, computed anew."""
+    for prompt, result in zip(prompts(), results, strict=True):
         logits = dense_logits([*prompt, *result.token_ids])[len(prompt) - 1 : -1]
         expected = logits.log_softmax(-1).gather(
             1, torch.tensor(result.token_ids, device=logits.device)[:, None]
         )
-        assert result.logprobs is not None
+        assert result.logprobs is not None and len(result.logprobs) == MAX_TOKENS
         for one, value in zip(result.logprobs, expected[:, 0].tolist(), strict=True):
             assert abs(one.logprob - value) < TOLERANCE
-    assert any(one.rank > 1 for result in baseline("sampled") for one in result.logprobs or ())
 
 
 @pytest.mark.parametrize("kind", ["ngram", "scripted"])
@@ -251,9 +268,10 @@ def test_more_prompts_than_rows() -> None:
     assert largest_difference(results, baseline("greedy") * 3) < TOLERANCE
 
 
-def test_a_step_that_fails_leaves_the_engine_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that it was to compute is taken for computed."""
-    one = llm("ngram:3", max_num_batched_tokens=16)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_step_without_memory_ends_one_request(monkeypatch: pytest.MonkeyPatch, asynchronous: bool) -> None:
+    """The largest; the others start over, and nothing that the step was to compute is taken for computed."""
+    one = llm("ngram:3", max_num_batched_tokens=16, asynchronous=asynchronous)
     forward = decoder().forward
     calls: list[int] = []
 
@@ -264,11 +282,36 @@ def test_a_step_that_fails_leaves_the_engine_usable(monkeypatch: pytest.MonkeyPa
         return forward(*arguments)
 
     monkeypatch.setattr(decoder(), "forward", failing)
-    with pytest.raises(ModelError, match="lower max_num_batched_tokens"):
-        one.generate(prompts(), PARAMETERS["greedy"])
-    assert not one.engine.requests and not one.engine.scheduler.has_unfinished_requests()
     results = one.generate(prompts(), PARAMETERS["greedy"])
-    assert largest_difference(results, baseline("greedy")) < TOLERANCE
+    (failed,) = [result for result in results if result.finish_reason == "error"]
+    assert failed.error is not None and "lower max_num_batched_tokens" in failed.error
+    pairs = list(zip(results, baseline("greedy"), strict=True))
+    rest = [pair for pair in pairs if pair[0] is not failed]
+    assert len(rest) == 4
+    assert largest_difference([one for one, _ in rest], [other for _, other in rest]) < TOLERANCE
+    assert not one.engine.requests and not one.engine.has_work()
+    assert largest_difference(one.generate(prompts(), PARAMETERS["greedy"]), baseline("greedy")) < TOLERANCE
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_step_that_fails_leaves_the_engine_usable(
+    monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    one = llm("ngram:3", max_num_batched_tokens=16, asynchronous=asynchronous)
+    forward = decoder().forward
+    calls: list[int] = []
+
+    def failing(*arguments: Any) -> Any:
+        calls.append(len(calls))
+        if len(calls) == 4:
+            raise ZeroDivisionError("the model")
+        return forward(*arguments)
+
+    monkeypatch.setattr(decoder(), "forward", failing)
+    with pytest.raises(ZeroDivisionError, match="the model"):
+        one.generate(prompts(), PARAMETERS["greedy"])
+    assert not one.engine.requests and not one.engine.has_work()
+    assert largest_difference(one.generate(prompts(), PARAMETERS["greedy"]), baseline("greedy")) < TOLERANCE
 
 
 def test_logits_that_are_no_numbers_end_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,17 +338,20 @@ def test_logits_that_are_no_numbers_end_their_request_alone(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"speculate": "ngram"}, "speculate must be None"),
-        ({"speculate": "eagle:3"}, "speculate must be None"),
-        ({"speculate": "ngram:-1"}, "speculate must be None"),
-        ({"speculate": "ngram:0"}, "a drafter proposes from 1 to 64"),
+        ({"speculate": "ngram"}, "speculate must be"),
+        ({"speculate": "eagle:3"}, "speculate must be"),
+        ({"speculate": "ngram:-1"}, "speculate must be"),
+        ({"speculate": "ngram:0"}, "1 to 64 drafts a step"),
+        ({"speculate": NullDrafter(65)}, "a drafter proposes from 1 to 64"),
+        ({"asynchronous": 1}, "asynchronous must be True or False"),
+        ({"attention_backend": "flash"}, "attention_backend must be"),
         ({"speculate": 3}, "speculate must be None"),
         ({"speculate": "ngram:20", "max_num_batched_tokens": 16}, "less than one decode step"),
         ({"speculate": "ngram:20", "max_model_len": 16}, "does not fit max_model_len"),
         ({"max_model_len": 4096}, "max_model_len must be an integer from 1 to 128"),
         ({"num_blocks": 0}, "num_blocks must be an integer from 1"),
         ({"num_blocks": None, "kv_cache_bytes": 1000}, "does not hold one request"),
-        ({"block_size": 2.5, "num_blocks": None}, "block_size of a KV cache must be an integer"),
+        ({"block_size": 2.5, "num_blocks": None}, "block_size must be an integer"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], sentence: str) -> None:
@@ -319,7 +365,8 @@ def test_prompts_that_cannot_be() -> None:
         ([[1], []], "prompt 1: the prompt is empty"),
         ([[1], [VOCAB_SIZE]], "prompt 1: token 11 at position 0"),
         ([[1] * 64], "prompt 0: 64 tokens leave no room"),
-        ("text", "a list of lists of token ids"),
+        ("text", "prompt 0 is a text, and this model has no tokenizer"),
+        (7, "a list of texts or of lists of token ids"),
     ):
         with pytest.raises(RequestError, match=sentence):
             one.generate(wrong, GREEDY)  # type: ignore[arg-type]

@@ -47,6 +47,9 @@ MAX_CELLS = 2**40
 class CanaryError(RuntimeError):
     """A row reads a slot that was not computed from the row's own tokens."""
 
+    trace = ""
+    """The file with the trace; empty if none was written."""
+
     def __init__(
         self, request: str, step: int, position: int, block: int, expected: int, found: int, meaning: str
     ) -> None:

@@ -1,4 +1,4 @@
-"""The commands of the runner: fetch, doctor. torch is imported when one of them runs, not before."""
+"""The commands of the runner: generate, demo, fetch, doctor. torch is imported when one runs, not before."""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from draftproof.gpu import generate_arguments
+from draftproof.gpu.command_errors import INSTALL, pipe_may_close, told_in_a_sentence
 from draftproof.impl.cli import UserError
 
 Subparsers = Any
 
-INSTALL = "pip install 'draftproof[gpu]'"
 PACKAGES = ("draftproof", "torch", "numba", "numpy", "tokenizers", "safetensors", "gguf", "triton")
 
 
 def register(commands: Subparsers) -> None:
     """Add the commands to the parser of `draftproof`."""
+    generate_arguments.add_parser(commands).set_defaults(run=_generate)
+
+    demo = commands.add_parser("demo", help="see what speculation does: smollm2 with and without, a minute")
+    demo.add_argument("--model", default="smollm2", help="another one, with a chat template")
+    demo.add_argument("--max-tokens", type=int, default=40, metavar="N", help="of each answer (40)")
+    demo.set_defaults(run=_demo)
+
     fetch = commands.add_parser("fetch", help="download a small model that needs no account (smollm2)")
     fetch.add_argument("name", help="the model: smollm2")
     fetch.add_argument(
@@ -35,16 +43,28 @@ def register(commands: Subparsers) -> None:
     doctor.set_defaults(run=_doctor)
 
 
-def _fetch(options: argparse.Namespace) -> int:
-    from draftproof.gpu.errors import ModelError
-    from draftproof.gpu.fetch import MODELS, fetch
+def _generate(options: argparse.Namespace) -> int:
+    from draftproof.gpu import generate_command
 
-    if options.name not in MODELS:
-        raise UserError(f"there is no built-in model {options.name!r}: choose one of {', '.join(MODELS)}", 2)
-    try:
+    return generate_command.run(options)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    with told_in_a_sentence(), pipe_may_close():
+        from draftproof.gpu import demo
+
+        return demo.run(options.model, options.max_tokens)
+    return 0  # the reader has gone
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    with told_in_a_sentence():
+        from draftproof.gpu.fetch import MODELS, fetch
+
+        if options.name not in MODELS:
+            names = ", ".join(MODELS)
+            raise UserError(f"there is no built-in model {options.name!r}: choose one of {names}", 2)
         folder = fetch(options.name, options.dtype)
-    except ModelError as error:
-        raise UserError(str(error)) from None
     size = sum(file.stat().st_size for file in folder.iterdir())
     if options.json:
         print(json.dumps({"folder": str(folder), "bytes": size, "license": MODELS[options.name].license}))

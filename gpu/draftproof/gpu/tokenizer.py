@@ -1,8 +1,8 @@
 """How does text become tokens, and tokens text? By the package `tokenizers`, from a folder or a GGUF file.
 
-A folder holds `tokenizer.json` and `tokenizer_config.json`; a GGUF file has it all in its metadata. A stream
-is decoded without ever splitting a character. Chat templates run in jinja2's sandbox, with bounds on what
-goes in and comes out: they are kept from files and Python's objects, not from wasting time and memory.
+A folder holds `tokenizer.json` and `tokenizer_config.json`; a GGUF file has it all in its metadata. Chat
+templates run in jinja2's sandbox, with bounds on what goes in and comes out: they are kept from files and
+Python's objects, not from wasting time and memory.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from draftproof.gpu.errors import ModelError, refuse_unless
+from draftproof.gpu.output_text import TokenStream
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -33,6 +34,10 @@ QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+class NoTokenizer(ModelError):
+    """A model without a tokenizer, which can still be given token ids."""
 
 
 class Tokenizer:
@@ -70,6 +75,11 @@ class Tokenizer:
         """The text of tokens; ids beyond the vocabulary (a padded one) have none. Raises `ModelError`."""
         return str(self.backend.decode(_checked(token_ids), skip_special_tokens=skip_special_tokens))
 
+    def token_of(self, token_id: int) -> str | None:
+        """How the vocabulary writes a token; None for an id beyond it. Raises `ModelError`."""
+        token: str | None = self.backend.id_to_token(*_checked([token_id]))
+        return token
+
     def stream(self, skip_special_tokens: bool = True) -> TokenStream:
         """A decoder for tokens that arrive one by one."""
         return TokenStream(self, skip_special_tokens)
@@ -92,7 +102,7 @@ class Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a model's folder or `.gguf` file. Raises `ModelError`."""
+    """The tokenizer of a model's folder or `.gguf` file. Raises `ModelError`, `NoTokenizer` without one."""
     path = Path(path)
     try:
         import tokenizers
@@ -102,10 +112,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     try:
         return _from_folder(tokenizers, path) if path.is_dir() else _from_gguf(tokenizers, path)
     except ModelError as error:
-        raise error if str(path) in str(error) else ModelError(f"{path}: {error}") from None
+        raise error if str(path) in str(error) else type(error)(f"{path}: {error}") from None
 
 
 def _from_folder(tokenizers: Any, folder: Path) -> Tokenizer:
+    if not (folder / TOKENIZER_FILE).exists():
+        raise NoTokenizer(f"{folder / TOKENIZER_FILE} is missing: without it there are tokens, but no text")
     text = _text(folder / TOKENIZER_FILE)
     try:
         backend = tokenizers.Tokenizer.from_str(text)
@@ -162,6 +174,8 @@ def _from_gguf(tokenizers: Any, path: Path) -> Tokenizer:
     """llama.cpp's model "gpt2" is BPE on bytes; its `pre` names the rule for where words end."""
     metadata: Any = _gguf_metadata(path)
     kind, rule = metadata.get("ggml.model"), metadata.get("ggml.pre")
+    if kind is None:
+        raise NoTokenizer("it holds no tokenizer: without one there are tokens, but no text")
     if kind != "gpt2" or rule not in ("smollm", "qwen2"):
         raise ModelError(
             f"its tokenizer {kind!r}, {rule!r} is not supported: only gpt2 with smollm or qwen2 is"
@@ -220,33 +234,6 @@ def _set_rules(tokenizers: Any, backend: Any, rule: str) -> None:
         steps = [words, before.ByteLevel(add_prefix_space=False, use_regex=False)]
     backend.pre_tokenizer = before.Sequence(steps)
     backend.decoder = tokenizers.decoders.ByteLevel()
-
-
-class TokenStream:
-    """Decodes tokens one by one; with BPE on bytes the pieces joined are always the text of all tokens."""
-
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._settled: list[int] = []  # decoded before; a decoder may drop a space at the very beginning
-        self._waiting: list[int] = []
-
-    def push(self, token_id: int) -> str:
-        """The characters that this token completes; may be empty."""
-        self._waiting += _checked([token_id])
-        text = self._new_text()
-        if not text or text.endswith("\ufffd"):  # perhaps half of a character
-            return ""
-        self._settled, self._waiting = self._waiting, []
-        return text
-
-    def finish(self) -> str:
-        """What still waits when no token follows: U+FFFD for a character that was cut off."""
-        text, self._waiting = self._new_text(), []
-        return text
-
-    def _new_text(self) -> str:
-        before = self._tokenizer.decode(self._settled, self._skip)
-        return self._tokenizer.decode(self._settled + self._waiting, self._skip)[len(before) :]
 
 
 def _rendered(template: str, **variables: Any) -> str:

@@ -123,8 +123,10 @@ def _register(function: Callable[..., Any]) -> None:
     register_jitable(**CALLED_OPTIONS)(function)
 
 
-def compile(function: Callable[..., Any], *arguments: Any) -> Any:
+def compile(function: Callable[..., Any], *arguments: Any, nogil: bool = False) -> Any:
     """The function, compiled for arguments of the same types as these examples, or loaded.
+
+    With `nogil` it lets other threads run meanwhile; who calls it sees that nobody else touches the arrays.
 
     The result takes no other types; it can be called from compiled functions. Without examples nothing is
     kept: the function is compiled at its first call with whatever types it gets. On a terminal a line says
@@ -132,13 +134,16 @@ def compile(function: Callable[..., Any], *arguments: Any) -> Any:
     function of these packages that is nested in another: what it closes over has no name on disk.
     """
     if not arguments or _numba.config.DISABLE_JIT:
-        return _numba.njit(**OPTIONS)(function)
+        return _numba.njit(nogil=nogil, **OPTIONS)(function)
     if function.__closure__ and _is_ours(function):
         raise ValueError(f"{function.__qualname__} closes over variables: write it at the module's top")
     signature = tuple(_numba.typeof(argument) for argument in arguments)
     with progress_line(f"draftproof: compiling {function.__name__.lstrip('_')}"):
-        place = _place(function, signature)
-        compiled = _compiled(function, signature) if place is None else _kept(function, signature, place)
+        place = _place(function, signature, nogil)
+        if place is None:
+            compiled = _compiled(function, signature, nogil)
+        else:
+            compiled = _kept(function, signature, place, nogil)
     compiled.disable_compile()
     return compiled
 
@@ -151,19 +156,19 @@ def is_kept(function: Callable[..., Any], *arguments: Any) -> bool | None:
     return None if place is None else any(place.rglob("*.nbi"))
 
 
-def _compiled(function: Callable[..., Any], signature: tuple[Any, ...]) -> Any:
+def _compiled(function: Callable[..., Any], signature: tuple[Any, ...], nogil: bool = False) -> Any:
     """Compiled anew; nothing is read or written."""
-    compiled = _numba.njit(**OPTIONS)(function)
+    compiled = _numba.njit(nogil=nogil, **OPTIONS)(function)
     compiled.compile(signature)
     return compiled
 
 
-def _kept(function: Callable[..., Any], signature: tuple[Any, ...], place: Path) -> Any:
+def _kept(function: Callable[..., Any], signature: tuple[Any, ...], place: Path, nogil: bool = False) -> Any:
     """Loaded from the place, or compiled and written there. A trouble with files costs a compilation."""
     compiled = None
     try:
         with _directed_to(place):
-            compiled = _numba.njit(cache=True, **OPTIONS)(function)
+            compiled = _numba.njit(cache=True, nogil=nogil, **OPTIONS)(function)
         compiled.compile(signature)
     except _numba.errors.NumbaError:
         raise
@@ -171,7 +176,7 @@ def _kept(function: Callable[..., Any], signature: tuple[Any, ...], place: Path)
         _say_once(f"compiled code could not be kept in {place}: {problem}")
         shutil.rmtree(place, ignore_errors=True)
         if compiled is None or not compiled.signatures:
-            return _compiled(function, signature)
+            return _compiled(function, signature, nogil)
     return compiled
 
 
@@ -199,7 +204,7 @@ def _is_ours(function: Callable[..., Any]) -> bool:
     return function.__module__.startswith(("draftproof.spec.", "draftproof.impl."))
 
 
-def _place(function: Callable[..., Any], signature: tuple[Any, ...]) -> Path | None:
+def _place(function: Callable[..., Any], signature: tuple[Any, ...], nogil: bool = False) -> Path | None:
     """A folder for one function and these types alone; None if it is not to be kept.
 
     Alone, because two processes that keep different types of one function at once may get their files mixed
@@ -214,7 +219,7 @@ def _place(function: Callable[..., Any], signature: tuple[Any, ...]) -> Path | N
     folder = None if key is None else _folder(base_folder(), _digest_of(key, *_made_with()))
     if folder is None:
         return None
-    name = f"{function.__module__}.{function.__qualname__}"
+    name = f"{function.__module__}.{function.__qualname__}" + (" nogil" if nogil else "")
     return folder / f"{function.__name__}-{_digest_of(name, str(signature))[:12]}"
 
 

@@ -1,4 +1,4 @@
-"""Is something still going on? One line on a terminal, with the seconds passed, and gone at the end."""
+"""Is something still going on, and how far is it? One line on a terminal, and gone at the end."""
 
 from __future__ import annotations
 
@@ -40,3 +40,35 @@ def progress_line(text: str, delay: float = 0.3) -> Iterator[None]:
     finally:
         done.set()
         shower.join()
+
+
+class ProgressCount:
+    """How many of `total` are done, on stderr, at most four times a second.
+
+    Nothing is shown where that is no terminal, or for a total of 0.
+    """
+
+    def __init__(self, text: str, total: int) -> None:
+        self.text, self.total = text, total
+        self._stream = sys.stderr
+        self._is_shown = total > 0 and self._stream is not None and self._stream.isatty()
+        self._begin = self._last = time.monotonic()
+
+    def __enter__(self) -> ProgressCount:
+        return self
+
+    def at(self, count: int) -> None:
+        """So many are done."""
+        now = time.monotonic()
+        if not self._is_shown or now - self._last < 0.25:
+            return
+        self._last = now
+        left = (now - self._begin) / count * (self.total - count) if count else None
+        rest = "" if left is None else f", about {left:.0f} s left"
+        self._stream.write(f"{ERASE}{self.text} {count} of {self.total}, {now - self._begin:.0f} s{rest}")
+        self._stream.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_shown:
+            self._stream.write(ERASE)
+            self._stream.flush()

@@ -10,15 +10,27 @@ from __future__ import annotations
 
 from draftproof.gpu.attention.gather import GatherAttention
 from draftproof.gpu.attention.kv_cache import KVCache, blocks_for_budget
-from draftproof.gpu.attention.step_rows import BlockTableError, RowSpan, StepRows, at_lengths, rows_of
+from draftproof.gpu.attention.step_rows import (
+    BlockTableError,
+    HostRows,
+    RowSpan,
+    StepRows,
+    at_lengths,
+    host_rows,
+    rows_of,
+    step_rows,
+)
 
 __all__ = [
     "BlockTableError",
     "GatherAttention",
+    "HostRows",
     "KVCache",
     "RowSpan",
     "StepRows",
     "at_lengths",
     "blocks_for_budget",
+    "host_rows",
     "rows_of",
+    "step_rows",
 ]

@@ -54,7 +54,7 @@ class GatherAttention:
 
     def __init__(self, cache: KVCache, rows: StepRows, group_size: int) -> None:
         self.cache, self.rows, self.group_size = cache, rows, group_size
-        self.spans = [_plan(cache, rows, span, group_size) for span in rows.spans]
+        self.spans = [_plan(cache, rows, span, group_size) for span in rows.parts or rows.spans]
 
     def __call__(self, layer: int, query: Any, key: Any, value: Any) -> Any:
         """Write keys and values `[T, num_kv_heads, head_dim]` to the cache and attend to it.
@@ -70,7 +70,7 @@ class GatherAttention:
     def _attend(self, layer: int, span: _Span, query: Any) -> Any:
         """One span: `[its tokens, num_heads, head_dim]` in and out."""
         num_heads, head_dim = query.shape[1:]
-        keys, values = [self._gathered(slots, span) for slots in self.cache.slots(layer)]
+        keys, values = [self._gathered(lines, span, head_dim) for lines in self.cache.lines(layer)]
         padded = query if span.padded_tokens is None else query[span.padded_tokens]
         # The heads that share keys become further queries, so that no key is repeated in memory.
         grouped = padded.reshape(span.num_rows, span.num_queries, -1, self.group_size, head_dim)
@@ -79,12 +79,18 @@ class GatherAttention:
         flat = result.reshape(-1, num_heads, head_dim)
         return flat if span.padded_queries is None else flat[span.padded_queries]
 
-    def _gathered(self, slots: Any, span: _Span) -> Any:
-        """`[rows, num_kv_heads, keys, head_dim]`, from a layer's slots."""
-        return slots.index_select(0, span.slots).unflatten(0, (span.num_rows, -1)).transpose(1, 2)
+    def _gathered(self, lines: Any, span: _Span, head_dim: int) -> Any:
+        """`[rows, num_kv_heads, keys, head_dim]`, from a layer's slots `[slots, num_kv_heads * head_dim]`."""
+        gathered = lines.index_select(0, span.slots)
+        return gathered.view(span.num_rows, -1, lines.shape[1] // head_dim, head_dim).transpose(1, 2)
 
     def _tile(self, tile: _Tile, grouped: Any, keys: Any, values: Any) -> Any:
         """`[rows, queries of the tile, num_kv_heads, group_size, head_dim]`"""
+        if grouped.shape[1] == 1:  # decoding: there is nothing to reorder
+            single: Any = torch.nn.functional.scaled_dot_product_attention(
+                grouped[:, 0], keys, values, attn_mask=tile.mask
+            )
+            return single[:, None]
         query = grouped[:, tile.first : tile.last].permute(0, 2, 3, 1, 4)
         attended: Any = torch.nn.functional.scaled_dot_product_attention(
             query.flatten(2, 3),

@@ -53,6 +53,11 @@ class KVCache:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.num_layers, self.num_kv_heads, self.head_dim = num_layers, num_kv_heads, head_dim
         self.dtype, self.device = dtype, self.storage.device
+        # Views are made once: a step needs them in every layer.
+        self._slots = [(self.key[layer].flatten(0, 1), self.value[layer].flatten(0, 1))
+                       for layer in range(num_layers)]  # fmt: skip
+        self._lines = [(key.flatten(1), value.flatten(1)) for key, value in self._slots]
+        self._null_slots = [self.storage[:, layer, NULL_BLOCK, NULL_SLOT] for layer in range(num_layers)]
 
     @property
     def num_bytes(self) -> int:
@@ -61,7 +66,11 @@ class KVCache:
 
     def slots(self, layer: int) -> tuple[Any, Any]:
         """A layer's keys and values, one row a slot: two views `[slots, num_kv_heads, head_dim]`."""
-        return self.key[layer].flatten(0, 1), self.value[layer].flatten(0, 1)
+        return self._slots[layer]
+
+    def lines(self, layer: int) -> tuple[Any, Any]:
+        """The same as two views `[slots, num_kv_heads * head_dim]`."""
+        return self._lines[layer]
 
     def write(self, layer: int, key: Any, value: Any, slot_mapping: Any) -> None:
         """Put each token's key and value `[T, num_kv_heads, head_dim]` into its slot (int64[T]).
@@ -77,7 +86,7 @@ class KVCache:
 
         A masked key has weight 0, and 0 times an infinity would be NaN.
         """
-        self.storage[:, layer, NULL_BLOCK, NULL_SLOT].zero_()
+        self._null_slots[layer].zero_()
 
     def poison(self, block_ids: Sequence[int] | Any) -> None:
         """Fill blocks with NaN, so that whoever still reads them shows it. For debug mode, between steps.
@@ -126,6 +135,11 @@ def blocks_for_budget(
     Raises ModelError if not even one request of `max_model_len` tokens fits.
     """
     block_bytes = bytes_per_block(num_layers, block_size, num_kv_heads, head_dim, dtype)
+    return blocks_within(num_bytes, block_bytes, block_size, max_model_len)
+
+
+def blocks_within(num_bytes: int, block_bytes: int, block_size: int, max_model_len: int) -> int:
+    """The same for blocks of so many bytes: of several caches, for example. Raises ModelError."""
     _check_size("max_model_len", max_model_len)
     if type(num_bytes) is not int:
         raise ModelError(f"the KV cache's memory budget must be a whole number of bytes, got {num_bytes!r}")

@@ -5,22 +5,24 @@ it; the tokens that followed it there are the drafts (Saxena 2023, "Prompt looku
 `NgramProposer`, transformers' `prompt_lookup_num_tokens`). Of several places the most recent one that all K
 tokens follow is taken, else the earliest, which the most follow: in a loop shorter than K the most recent
 place would give few. (vLLM and transformers take the earliest always.)
+
+It looks in the device's own texts, so it also drafts for steps whose outcome the host has not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import torch
 
-import numpy as np
-
+from draftproof.gpu.drafters.step import Drafter, DraftStep, Proposal
 from draftproof.gpu.errors import ModelError
 
-MIN_NGRAM, MAX_NGRAM = 1, 3
+MIN_NGRAM, MAX_NGRAM = 1, 4
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Up to K drafts of each request from its own tokens. Raises ModelError for lengths that cannot be."""
+
+    is_capturable = True
 
     def __init__(
         self, num_speculative_tokens: int, min_ngram: int = MIN_NGRAM, max_ngram: int = MAX_NGRAM
@@ -33,32 +35,33 @@ class NgramDrafter:
         self.num_speculative_tokens = num_speculative_tokens
         self.min_ngram, self.max_ngram = min_ngram, max_ngram
 
-    def propose(self, requests: Sequence[Any]) -> tuple[Any, Any]:
-        """int32[m, K] drafts, -1 beyond what was found, and int32[m], how many were."""
-        drafts = np.full((len(requests), self.num_speculative_tokens), -1, np.int32)
-        counts = np.zeros(len(requests), np.int32)
-        for place, request in enumerate(requests):
-            found = self.continuation(request.token_ids)
-            counts[place] = len(found)
-            drafts[place, : len(found)] = found
-        return drafts, counts
+    def propose(self, step: DraftStep) -> Proposal:
+        """Drafts of every row from its own tokens; -1 beyond what was found."""
+        num_drafts = self.num_speculative_tokens
+        known = step.token_ids[step.row_ids, : step.max_num_tokens]
+        # A row in the middle of its prompt knows more than the step reaches; nobody takes its drafts.
+        num_tokens = step.num_tokens[:, None].clamp_max(known.shape[1])
+        places = torch.arange(known.shape[1], device=known.device)
+        lengths = self._lengths(known, num_tokens, places)
+        longest = lengths.amax(1, keepdim=True)
+        found = (lengths == longest) & (longest >= self.min_ngram)
+        # Where the n-gram ends: the last place that K tokens follow, else the first one.
+        followed = torch.where(found & (places + num_drafts < num_tokens), places, -1).amax(1)
+        first = torch.where(found, places, known.shape[1]).amin(1)
+        begin = torch.where(followed >= 0, followed, first)[:, None] + 1
+        chosen = begin + torch.arange(num_drafts, device=known.device)
+        counts = (num_tokens - begin).clamp(0, num_drafts)
+        drafts = known.gather(1, chosen.clamp_max(known.shape[1] - 1))
+        return Proposal(torch.where(chosen < num_tokens, drafts, -1), counts[:, 0])
 
-    def continuation(self, token_ids: Any) -> Any:
-        """What followed the end of these tokens, int32[n], where it stood before: at most K tokens."""
-        wanted = min(self.max_ngram, len(token_ids) - 1)
-        # Where an earlier n-gram may end: those that share one token with the suffix, then two, and so on.
-        ends, length = np.flatnonzero(token_ids[:-1] == token_ids[-1]), 1
-        while length < wanted:
-            longer = ends[ends >= length]
-            longer = longer[token_ids[longer - length] == token_ids[-1 - length]]
-            if len(longer) == 0:
-                break
-            ends, length = longer, length + 1
-        if len(ends) == 0 or length < self.min_ngram:
-            return token_ids[:0]
-        followed = ends[ends + self.num_speculative_tokens < len(token_ids)]
-        begin = int(followed[-1] if len(followed) else ends[0]) + 1
-        return token_ids[begin : begin + self.num_speculative_tokens]
-
-    def forget(self, request_id: str) -> None:
-        """Nothing is kept."""
+    def _lengths(self, known: torch.Tensor, num_tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """int64[R, L]: how many tokens up to each place, at most `max_ngram`, are those that end the row;
+        0 at its last token and behind."""
+        matches = places < num_tokens - 1
+        lengths = torch.zeros_like(known)
+        for back in range(min(self.max_ngram, known.shape[1])):
+            wanted = known.gather(1, (num_tokens - 1 - back).clamp_min(0))
+            shifted = torch.nn.functional.pad(known[:, : known.shape[1] - back], (back, 0))
+            matches = matches & (places >= back) & (shifted == wanted)
+            lengths += matches
+        return lengths

@@ -6,22 +6,20 @@ differently from those of one row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import torch
 
-import numpy as np
+from draftproof.gpu.drafters.step import Drafter, DraftStep, Proposal
 
 
-class NullDrafter:
+class NullDrafter(Drafter):
     """K null drafts for every request."""
+
+    is_capturable = True
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self.num_speculative_tokens = num_speculative_tokens
 
-    def propose(self, requests: Sequence[Any]) -> tuple[Any, Any]:
-        """int32[m, K] of -1, int32[m] of K."""
-        count = self.num_speculative_tokens
-        return np.full((len(requests), count), -1, np.int32), np.full(len(requests), count, np.int32)
-
-    def forget(self, request_id: str) -> None:
-        """Nothing is kept."""
+    def propose(self, step: DraftStep) -> Proposal:
+        """All -1, and all of them count."""
+        drafts = step.num_tokens.new_full((len(step.num_tokens), self.num_speculative_tokens), -1)
+        return Proposal(drafts, torch.full_like(step.num_tokens, self.num_speculative_tokens))

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from draftproof.gpu.errors import ModelError
+from draftproof.gpu.models.projection import Matrix, product
 from draftproof.gpu.models.rope import cosine_and_sine, inverse_frequencies, rotate
 from draftproof.gpu.models.shape import ModelShape
 
@@ -27,14 +28,12 @@ class Layer(NamedTuple):
     """One layer's tensors; what reads the same input is one matrix, so that it is one kernel."""
 
     input_norm: Any  # [hidden_size]
-    qkv: Any  # [(num_heads + 2 num_kv_heads) head_dim, hidden_size]
-    qkv_bias: Any | None
+    qkv: Matrix  # [(num_heads + 2 num_kv_heads) head_dim, hidden_size]
     qk_norm: Any | None  # [num_heads + num_kv_heads, head_dim]: a head's own row of weights
-    output: Any  # [hidden_size, num_heads head_dim]
-    output_bias: Any | None
+    output: Matrix  # [hidden_size, num_heads head_dim]
     mlp_norm: Any  # [hidden_size]
-    gate_up: Any  # [2 intermediate_size, hidden_size]
-    down: Any  # [hidden_size, intermediate_size]
+    gate_up: Matrix  # [2 intermediate_size, hidden_size]
+    down: Matrix  # [hidden_size, intermediate_size]
 
 
 class Decoder:
@@ -43,14 +42,17 @@ class Decoder:
     def __init__(self, shape: ModelShape, weights: Mapping[str, Any]) -> None:
         """From the tensors that `shape.tensor_shapes()` names, all of one dtype on one device.
 
-        The fused matrices are copies: drop `weights` afterwards. Raises `ModelError` for a missing, unknown
-        or misshapen tensor, or for mixed dtypes or devices.
+        The fused matrices are copies, and on a CPU there are packed ones: drop `weights` afterwards. Raises
+        `ModelError` for a missing, unknown or misshapen tensor, or for mixed dtypes or devices.
         """
-        _check(shape, weights)
+        check_weights(shape, weights)
         self.shape = shape
         self.embedding = weights["model.embed_tokens.weight"]
         self.final_norm = weights["model.norm.weight"]
         self.head = self.embedding if shape.tie_word_embeddings else weights["lm_head.weight"]
+        self._epsilon = torch.tensor(shape.rms_norm_eps, dtype=torch.float32, device="cpu")
+        # With the head that it was made of, when logits are first asked for: not every decoder's are.
+        self._packed_head: tuple[Any, Matrix] | None = None
         self.layers = [_layer(shape, weights, f"model.layers.{index}.") for index in range(shape.num_layers)]
         self.frequencies, self.attention_factor = inverse_frequencies(shape, self.embedding.device)
 
@@ -67,7 +69,10 @@ class Decoder:
 
         Token ids must be in the vocabulary: a placeholder such as -1 is the caller's to replace.
         """
-        hidden = functional.embedding(token_ids, self.embedding)
+        return self.forward_hidden(functional.embedding(token_ids, self.embedding), positions, attend)
+
+    def forward_hidden(self, hidden: Any, positions: Any, attend: Attend) -> Any:
+        """The same from what enters the first layer, [T, hidden_size]."""
         cosine, sine = cosine_and_sine(positions, self.frequencies, self.attention_factor, self.dtype)
         for index, layer in enumerate(self.layers):
             hidden = hidden + self._attention(index, layer, hidden, cosine, sine, attend)
@@ -76,14 +81,16 @@ class Decoder:
 
     def logits(self, hidden: Any) -> Any:
         """float32[R, vocab_size] for the rows of `forward` that are sampled from, [R, hidden_size]."""
-        return functional.linear(hidden, self.head).float()
+        if self._packed_head is None or self._packed_head[0] is not self.head:
+            self._packed_head = self.head, Matrix(self.head)
+        return self._packed_head[1].product(hidden).float()
 
     def _attention(
         self, index: int, layer: Layer, hidden: Any, cosine: Any, sine: Any, attend: Attend
     ) -> Any:
         shape = self.shape
         num_rotated = shape.num_heads + shape.num_kv_heads
-        qkv = functional.linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+        qkv = layer.qkv.product(self._norm(hidden, layer.input_norm))
         heads = qkv.view(-1, num_rotated + shape.num_kv_heads, shape.head_dim)
         query_and_key, value = heads[:, :num_rotated], heads[:, num_rotated:]
         if layer.qk_norm is not None:
@@ -91,15 +98,21 @@ class Decoder:
         query_and_key = rotate(query_and_key, cosine, sine)
         query, key = query_and_key[:, : shape.num_heads], query_and_key[:, shape.num_heads :]
         attended = attend(index, query, key, value).reshape(-1, shape.num_heads * shape.head_dim)
-        return functional.linear(attended, layer.output, layer.output_bias)
+        return layer.output.product(attended)
 
     def _mlp(self, layer: Layer, hidden: Any) -> Any:
-        gate, up = functional.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-        return functional.linear(functional.silu(gate) * up, layer.down)
+        gate, up = product(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, -1)
+        return product(functional.silu(gate) * up, layer.down)
 
     def _norm(self, hidden: Any, weight: Any | None) -> Any:
-        """RMSNorm over the last dimension; torch sums the squares in float32, whatever the dtype."""
-        return functional.rms_norm(hidden, hidden.shape[-1:], weight, self.shape.rms_norm_eps)
+        """RMSNorm over the last dimension; the squares are summed in float32, whatever the dtype."""
+        if hidden.device.type != "cpu":
+            return functional.rms_norm(hidden, hidden.shape[-1:], weight, self.shape.rms_norm_eps)
+        # The same in half the kernels that torch takes for it on a CPU.
+        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = torch.addcmul(self._epsilon, length, length, value=1 / hidden.shape[-1]).rsqrt_()
+        scaled = hidden * scale
+        return (scaled if weight is None else scaled * weight).to(hidden.dtype)
 
 
 def _layer(shape: ModelShape, weights: Mapping[str, Any], prefix: str) -> Layer:
@@ -118,18 +131,22 @@ def _layer(shape: ModelShape, weights: Mapping[str, Any], prefix: str) -> Layer:
         )
     return Layer(
         input_norm=tensor("input_layernorm.weight"),
-        qkv=stacked(projections, "weight"),
-        qkv_bias=stacked(projections, "bias") if shape.attention_bias else None,
+        qkv=Matrix(
+            stacked(projections, "weight"), stacked(projections, "bias") if shape.attention_bias else None
+        ),
         qk_norm=qk_norm,
-        output=tensor("self_attn.o_proj.weight"),
-        output_bias=tensor("self_attn.o_proj.bias") if shape.output_bias else None,
+        output=Matrix(
+            tensor("self_attn.o_proj.weight"),
+            tensor("self_attn.o_proj.bias") if shape.output_bias else None,
+        ),
         mlp_norm=tensor("post_attention_layernorm.weight"),
-        gate_up=stacked(("mlp.gate_proj", "mlp.up_proj"), "weight"),
-        down=tensor("mlp.down_proj.weight"),
+        gate_up=Matrix(stacked(("mlp.gate_proj", "mlp.up_proj"), "weight")),
+        down=Matrix(tensor("mlp.down_proj.weight")),
     )
 
 
-def _check(shape: ModelShape, weights: Mapping[str, Any]) -> None:
+def check_weights(shape: ModelShape, weights: Mapping[str, Any]) -> None:
+    """Raises `ModelError` unless the weights are exactly those that the shape names."""
     expected = shape.tensor_shapes()
     for name in expected.keys() ^ weights.keys():
         raise ModelError(f"the weights {'lack' if name in expected else 'have an unknown tensor'} {name}")

@@ -84,7 +84,7 @@ def build_rows(
     ]
 
     def column(values: Sequence[float], dtype: Any) -> Any:
-        return torch.tensor(values, dtype=dtype, device=device)
+        return _moved(torch.tensor(values, dtype=dtype), device)
 
     return SamplingRows(
         temperature=column([one.temperature for one in parameters], torch.float32),
@@ -94,7 +94,7 @@ def build_rows(
         repetition_penalty=column([one.repetition_penalty for one in parameters], torch.float32),
         seeds=column(seeds, torch.int64),
         first_stop_position=column(first_stop, torch.int64),
-        stop_token_ids=_stop_tokens(parameters, eos_token_ids).to(device),
+        stop_token_ids=_moved(_stop_tokens(parameters, eos_token_ids), device),
         all_greedy=not random,
         max_top_k=max((min(one.top_k, vocab_size) for one in random), default=0),
         any_top_p=any(one.top_p < 1.0 for one in random),
@@ -102,6 +102,13 @@ def build_rows(
         any_penalty=any(one.repetition_penalty != 1.0 for one in parameters),
         max_logprobs=max(asked, default=None),
     )
+
+
+def _moved(tensor: Any, device: Any) -> Any:
+    """On the device; from pinned memory the host need not wait."""
+    if torch.device(device).type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _stop_tokens(parameters: Sequence[SamplingParameters], eos_token_ids: Sequence[int]) -> Any:

@@ -51,17 +51,28 @@ def load_gguf_file(path: str | Path, dtype: Any, device: Any = "cpu") -> tuple[M
     architecture, and a missing, unknown or misshapen tensor, before any tensor is dequantised.
     """
     path = Path(path)
+    shape, stored = _examined(path)
+    weights = {
+        name: _dequantised(path, stored[gguf_name(name)], name, shape).to(device=device, dtype=dtype)
+        for name in shape.tensor_shapes()
+    }
+    return shape, weights
+
+
+def read_gguf_shape(path: str | Path) -> ModelShape:
+    """The shape alone; no tensor is read. Raises `ModelError` as above."""
+    return _examined(Path(path))[0]
+
+
+def _examined(path: Path) -> tuple[ModelShape, dict[str, Any]]:
+    """The shape, and the tensors that it asks for, mapped and not read."""
     metadata, stored = _read(path)
     try:
         shape = _shape(metadata, stored)
         _check_tensors(shape, stored)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    weights = {
-        name: _dequantised(path, stored[gguf_name(name)], name, shape).to(device=device, dtype=dtype)
-        for name in shape.tensor_shapes()
-    }
-    return shape, weights
+    return shape, stored
 
 
 def gguf_name(name: str) -> str:

@@ -34,8 +34,17 @@ def load_safetensors_folder(
     """
     folder = Path(folder)
     shape = read_shape(folder)
-    shapes = shape.tensor_shapes()
     optional = {"lm_head.weight": (shape.vocab_size, shape.hidden_size)} if shape.tie_word_embeddings else {}
+    return shape, load_tensors(folder, shape.tensor_shapes(), optional, dtype, device)
+
+
+def load_tensors(
+    folder: Path, shapes: Mapping[str, Any], optional: Mapping[str, Any], dtype: Any, device: Any
+) -> dict[str, Any]:
+    """Tensors of these names and shapes; those that are `optional` may lie beside them and are left out.
+
+    Raises `ModelError` as above; before the first tensor is read, where the headers tell.
+    """
     places = _places(folder)
     _check_names(folder, places, shapes, optional)
     for file in sorted(set(places.values())):
@@ -47,7 +56,7 @@ def load_safetensors_folder(
         with _opened(folder / file) as tensors:
             for name in (name for name in shapes if places[name] == file):
                 weights[name] = _loaded(folder / file, tensors, name, dtype, device)
-    return shape, weights
+    return weights
 
 
 def read_shape(folder: str | Path) -> ModelShape:

@@ -38,6 +38,8 @@ class Chunk:
     token_ids: Any
     max_tokens: int
     min_tokens: int
+    stops: tuple[Any, int] | None = None
+    """Stop tokens, int32[m], and EOS, -1 for none, from this turn on; None for those of the turn before."""
 
 
 def tokens_of(token_ids: Sequence[int] | Any, what: str, vocab_size: int) -> Any:
@@ -148,12 +150,7 @@ def check_request(
     tokens = tokens_of(token_ids, "the prompt", config.vocab_size)
     most, least = limits_of(max_tokens, min_tokens)
     stops = stop_tokens_of(stop_token_ids, config)
-    if eos_token_id is not None:
-        whole_number(eos_token_id, "eos_token_id", 0)
-        if eos_token_id >= config.vocab_size:
-            raise RequestError(
-                f"eos_token_id={eos_token_id} is outside the vocabulary of {config.vocab_size}"
-            )
+    eos = eos_of(config, eos_token_id, ignore_eos)
     if not isinstance(priority, (int, np.integer)) or abs(priority) > MAX_LIMIT:
         raise RequestError(f"priority must be an integer below 2**31, got {priority!r}")
     check_salt(cache_salt)
@@ -168,7 +165,7 @@ def check_request(
         max_tokens=most,
         min_tokens=least,
         stop_token_ids=stops,
-        eos_token_id=-1 if eos_token_id is None or ignore_eos else int(eos_token_id),
+        eos_token_id=eos,
         resumable=bool(resumable),
         priority=int(priority),
         cache_salt=cache_salt,
@@ -176,9 +173,34 @@ def check_request(
 
 
 def check_chunk(
-    config: SchedulerConfig, token_ids: Sequence[int] | Any, max_tokens: int, min_tokens: int
+    config: SchedulerConfig,
+    token_ids: Sequence[int] | Any,
+    max_tokens: int,
+    min_tokens: int,
+    *,
+    stop_token_ids: Sequence[int] | None,
+    eos_token_id: int | None,
+    ignore_eos: bool,
 ) -> Chunk:
     """The chunk, checked by itself; whether it fits behind what the session knows shows when it is folded in.
     Raises RequestError."""
     tokens = tokens_of(token_ids, "the chunk", config.vocab_size)
-    return Chunk(tokens, *limits_of(max_tokens, min_tokens))
+    stops = None
+    if stop_token_ids is not None:
+        eos = eos_of(config, eos_token_id, ignore_eos)
+        stops = stop_tokens_of(stop_token_ids, config), eos
+    elif eos_token_id is not None or ignore_eos:
+        raise RequestError(
+            "a chunk that changes EOS says its stop tokens too: give stop_token_ids, if only ()"
+        )
+    return Chunk(tokens, *limits_of(max_tokens, min_tokens), stops)
+
+
+def eos_of(config: SchedulerConfig, eos_token_id: int | None, ignore_eos: bool) -> int:
+    """The token that ends a request; -1 for none."""
+    if eos_token_id is None:
+        return -1
+    whole_number(eos_token_id, "eos_token_id", 0)
+    if eos_token_id >= config.vocab_size:
+        raise RequestError(f"eos_token_id={eos_token_id} is outside the vocabulary of {config.vocab_size}")
+    return -1 if ignore_eos else int(eos_token_id)

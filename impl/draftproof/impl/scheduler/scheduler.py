@@ -168,9 +168,20 @@ class Scheduler:
         return row
 
     def append_chunk(
-        self, request_id: str, token_ids: Sequence[int] | Any, *, max_tokens: int = 16, min_tokens: int = 0
+        self,
+        request_id: str,
+        token_ids: Sequence[int] | Any,
+        *,
+        max_tokens: int = 16,
+        min_tokens: int = 0,
+        stop_token_ids: Sequence[int] | None = None,
+        eos_token_id: int | None = None,
+        ignore_eos: bool = False,
     ) -> None:
         """The next input of a session. Several may be appended; each waits for the end of the turn before.
+
+        Without `stop_token_ids` what stopped the turns before stops this one; with them, this and
+        `eos_token_id` say it anew, from this turn on.
 
         Raises RequestError for an unknown id, a request that is no session, an empty chunk, or one that
         does not fit behind what the session knows. A chunk that waits and no longer fits when its turn comes,
@@ -178,7 +189,15 @@ class Scheduler:
         """
         row = self._row_of(request_id)
         self._check_session(row, request_id)
-        chunk = check_chunk(self.config, token_ids, max_tokens, min_tokens)
+        chunk = check_chunk(
+            self.config,
+            token_ids,
+            max_tokens,
+            min_tokens,
+            stop_token_ids=stop_token_ids,
+            eos_token_id=eos_token_id,
+            ignore_eos=ignore_eos,
+        )
         waiting = self._chunks.setdefault(row, deque())
         num_known = int(self.state.requests.ledgers[NUM_TOKENS, row])
         num_known += sum(one.token_ids.size - 1 for one in waiting)
@@ -422,4 +441,9 @@ class Scheduler:
     def _fold(self, row: int, chunk: Chunk) -> None:
         num_kept = int(self.state.requests.ledgers[NUM_TOKENS, row]) - 1
         check_fits(self.config, num_kept + chunk.token_ids.size, chunk.max_tokens)
+        if chunk.stops is not None:
+            requests, (stop_token_ids, eos_token_id) = self.state.requests, chunk.stops
+            requests.stop_token_ids[row, : stop_token_ids.size] = stop_token_ids
+            requests.num_stop_token_ids[row] = stop_token_ids.size
+            requests.eos_token_id[row] = eos_token_id
         self._calls.fold_row(row, chunk.token_ids, chunk.max_tokens, chunk.min_tokens)
