@@ -1,0 +1,1 @@
+"""Where do the checks meet other people's engines? Here, one package per engine."""

@@ -1,0 +1,133 @@
+"""What does vLLM say about itself? The only place that reads its objects' fields.
+
+A `View` is built once per scheduler, at the first call that is judged, and says what of this configuration
+can be judged at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from draftproof.spec.ledger import FINISHED, PAUSED, PREEMPTED, RUNNING, WAITING, Rules
+
+QUEUES = ("running", "waiting", "kv_holding_waiting", "skipped_waiting")
+"""Where a live request can stand. Not every version has all of them."""
+
+
+def status_codes(kind: Any) -> dict[Any, int]:
+    """The specification's status for each status of `vllm.v1.request.RequestStatus`."""
+    codes = {}
+    for status in kind:
+        if kind.is_finished(status):
+            codes[status] = FINISHED
+        else:
+            codes[status] = {
+                "RUNNING": RUNNING,
+                "PREEMPTED": PREEMPTED,
+                "WAITING_FOR_STREAMING_REQ": PAUSED,
+            }.get(status.name, WAITING)
+    return codes
+
+
+class View(NamedTuple):
+    """What holds for one scheduler."""
+
+    rules: Rules
+    max_model_len: int
+    counts: bool
+    """Whether the counters mean what they mean for text: one token is sampled a step."""
+    blocks: bool
+    """Whether there is one group of full attention whose block tables this process alone changes."""
+    caching: bool
+    """Whether blocks are published, and can be looked up block by block."""
+    left_out: tuple[str, ...]
+    """What is not judged, and why."""
+
+
+def view(scheduler: Any, *, asynchronous: bool) -> View:
+    """What can be judged of this scheduler."""
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    left_out = []
+    counts = getattr(scheduler, "num_sampled_tokens_per_step", 1) == 1
+    if not counts:
+        left_out.append("counters: this model samples no token a step (pooling, diffusion)")
+    plain = len(managers) == 1 and type(managers[0]).__name__ == "FullAttentionManager"
+    if not plain:
+        left_out.append("blocks, content and lost blocks: the KV cache is not one group of full attention")
+    connected = any(getattr(scheduler, name, None) is not None for name in ("connector", "ec_connector"))
+    if connected:
+        left_out.append("blocks, content and lost blocks: a connector moves KV from outside")
+    block_size = int(managers[0].block_size) if plain else int(scheduler.block_size)
+    hashed = getattr(scheduler, "hash_block_size", block_size) == block_size
+    if plain and not hashed:
+        left_out.append("blocks, content and lost blocks: hashes are finer than blocks")
+    blocks = plain and not connected and hashed
+    caching = blocks and bool(scheduler.kv_cache_manager.enable_caching)
+    lookahead = int(getattr(scheduler, "num_prefill_lookahead", 0) or 0)
+    return View(
+        rules=Rules(
+            num_speculative_tokens=int(scheduler.num_spec_tokens),
+            block_size=block_size,
+            asynchronous=asynchronous,
+            registration_fence=max(0, lookahead - 1),
+        ),
+        max_model_len=int(scheduler.max_model_len),
+        counts=counts,
+        blocks=blocks,
+        caching=caching,
+        left_out=tuple(left_out),
+    )
+
+
+def counters(request: Any, codes: dict[Any, int]) -> tuple[int, int, int, int, int, int, int]:
+    """N, C, P, F, S, D and the status, in the order of `draftproof.impl.attach.vllm.naming.COMPARED`."""
+    return (
+        request.num_tokens,
+        request.num_computed_tokens,
+        request.num_output_placeholders,
+        request.num_in_flight_tokens,
+        request.num_stale_output_tokens,
+        len(request.spec_token_ids),
+        codes[request.status],
+    )
+
+
+def tokens(request: Any, start: int = 0) -> Sequence[int]:
+    """A request's known tokens from a position on."""
+    found: Sequence[int] = request.all_token_ids[start:]
+    return found
+
+
+def block_table(scheduler: Any, request_id: str) -> list[Any]:
+    """The blocks that a request holds, in the order of its positions."""
+    table: list[Any] = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks.get(
+        request_id, []
+    )
+    return table
+
+
+def num_registered_blocks(scheduler: Any, request_ids: Iterable[str]) -> list[int]:
+    """What the engine has published for each request in its present life."""
+    cached: dict[str, int] = scheduler.kv_cache_manager.coordinator.single_type_managers[0].num_cached_block
+    return [cached.get(request_id, 0) for request_id in request_ids]
+
+
+def findable(scheduler: Any, block_hash: Any) -> Any:
+    """A block that a look-up of this hash would take, or None."""
+    found = scheduler.kv_cache_manager.block_pool.get_cached_block(block_hash, [0])
+    return found[0] if found else None
+
+
+def queued(scheduler: Any) -> Iterator[Any]:
+    """Every request in every queue."""
+    for name in QUEUES:
+        yield from getattr(scheduler, name, ())
+
+
+def sampled(output: Any, request_id: str) -> list[int]:
+    """What the runner brought for a request; a copy, since the engine cuts it."""
+    place = output.req_id_to_index.get(request_id)
+    if place is None or not output.sampled_token_ids:
+        return []
+    return list(output.sampled_token_ids[place])

@@ -1,0 +1,68 @@
+"""In mode `record` the events become a trace, of which the checker says what the live checks say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.vllm.attach_traffic import Plan, Traffic
+from tests.vllm.attach_world import EVERY_STEP, World, world
+from tests.vllm.test_attach import session
+from tests.vllm.workloads import Settings
+
+pytest.importorskip("msgspec")
+
+SETTINGS = Settings(
+    num_blocks=2_000,
+    max_num_seqs=12,
+    max_num_batched_tokens=128,
+    max_model_len=1_024,
+    num_speculative_tokens=3,
+)
+
+
+def record(path: Path, settings: Settings, *, corrected: bool) -> World:
+    """A scheduler that is recorded."""
+    checks = EVERY_STEP._replace(mode="record", trace_path=str(path))
+    return world(settings, corrected=corrected, checks=checks)
+
+
+def verdict(path: Path) -> Any:
+    """What the checker of traces says."""
+    from draftproof.impl.traces.checking import check_source
+    from draftproof.impl.traces.sources import sources_of
+
+    (source,), unreadable = sources_of([str(path)])
+    assert not unreadable
+    return check_source(source, num_threads=1)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
+def test_a_corrected_engine_leaves_a_clean_trace(tmp_path: Path, asynchronous: bool) -> None:
+    settings = SETTINGS._replace(asynchronous=asynchronous)
+    there = record(tmp_path / "run.ndjson", settings, corrected=True)
+    Traffic(Plan(7, settings, num_requests=60, reset_percent=0), there.scheduler).run()
+    there.around.close()
+    assert not there.report.violations
+    report = verdict(tmp_path / "run.ndjson")
+    assert report.verdict == "clean", report
+
+
+def test_a_fault_is_in_the_trace(tmp_path: Path) -> None:
+    there = record(tmp_path / "run.ndjson", Settings(num_speculative_tokens=2), corrected=False)
+    session(there, chunk=[7, 8])
+    there.around.close()
+    assert [one.kind for one in there.report.violations] == ["accounting"]
+    report = verdict(tmp_path / "run.ndjson")
+    assert report.verdict == "violated", report
+
+
+def test_a_trace_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run.ndjson").write_text("somebody else's")
+    there = record(tmp_path / "run.ndjson", Settings(num_speculative_tokens=2), corrected=False)
+    session(there, chunk=[7, 8])
+    assert "exists already" in caplog.text
+    assert there.report.total("violations") == 1
