@@ -101,10 +101,11 @@ class DeviceState:
         if self.draft_probabilities is None:
             size = (self.drafts.shape[0], self.num_drafts, self.vocab_size)
             self.draft_probabilities = torch.zeros(size, device=self.device)
-        if probabilities is None:  # certain ones
-            probabilities = torch.zeros((*drafts.shape, self.vocab_size), device=self.device)
-            probabilities.scatter_(2, drafts.clamp_min(0)[:, :, None], 1.0)
-        self.draft_probabilities.index_copy_(0, lines, probabilities)
+        found: Any = probabilities
+        if found is None:  # certain ones
+            found = torch.zeros((*drafts.shape, self.vocab_size), device=self.device)
+            found.scatter_(2, drafts.clamp_min(0)[:, :, None], 1.0)
+        self.draft_probabilities.index_copy_(0, lines, found)
 
     def kept(
         self, lines: Any, step: Dispatched, places: Any, token_ids: Any, num_sampled: Any
