@@ -75,6 +75,7 @@ def row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
         rows = step.rows._replace(
             block_tables=np.pad(step.rows.block_tables, ((0, 0), (0, missing))),
             spans=tuple([span._replace(max_sequence_length=MAX_MODEL_LEN) for span in step.rows.spans]),
+            parts=(),
         )
         return step._replace(rows=rows, max_num_tokens=MAX_MODEL_LEN + 1)
 

@@ -40,6 +40,8 @@ class Dispatched(NamedTuple):
 
     ledger: Ledger
     """Columns of int32[R]."""
+    columns: Any
+    """int32[fields, R]: the same in one piece"""
     num_tokens_before: Any
     """int32[R]: N, before the step's outcome"""
     is_live: Any
@@ -77,15 +79,16 @@ class DeviceLedger:
 
     def dispatch(self, lines: Any, num_drafts: Any, num_new_tokens: Any) -> Dispatched:
         """A step with so many tokens of each line, int64[R], so many of them drafts: int32[R] each."""
-        before = _ledger(self.table.index_select(1, lines))
+        found = self.table.index_select(1, lines)
+        before = _ledger(found)
         is_live = _open(before)
         waiting = apply(accounting.draft, before, self.rules, num_drafts)
         scheduled = apply(accounting.schedule, waiting, self.rules, num_new_tokens)
-        ledger = _choose(is_live, scheduled, before)
-        self.table.index_copy_(1, lines, _columns(ledger))
-        computed: Any = ledger.num_computed_tokens
-        lengths = torch.where(is_live, computed, torch.zeros_like(computed))
-        return Dispatched(ledger, before.num_tokens, is_live, lengths)
+        columns = torch.where(is_live, _columns(scheduled), found)
+        self.table.index_copy_(1, lines, columns)
+        ledger = _ledger(columns)
+        lengths = torch.where(is_live, ledger.num_computed_tokens, 0)
+        return Dispatched(ledger, columns, before.num_tokens, is_live, lengths)
 
     def settle(
         self,
@@ -104,8 +107,8 @@ class DeviceLedger:
             num_new_tokens, num_drafts, num_sampled - 1, num_kept, stopped,
         )  # fmt: skip
         chunk = apply(accounting.chunk_output, step.ledger, self.rules, num_new_tokens)
-        after = _choose(step.is_live, _choose(num_sampled > 0, sampled, chunk), step.ledger)
-        columns = _columns(after)
+        after = torch.where(num_sampled > 0, _columns(sampled), _columns(chunk))
+        columns = torch.where(step.is_live, after, step.columns)
         self.table.index_copy_(1, lines, columns)
         return columns
 
@@ -177,10 +180,3 @@ def _columns(ledger: Ledger) -> Any:
 def _open(ledger: Ledger) -> Any:
     """bool[R]: lines that have not stopped."""
     return ledger.stop_pending == 0
-
-
-def _choose(condition: Any, first: Ledger, second: Ledger) -> Ledger:
-    """Line by line."""
-    pairs: Any = zip(first, second, strict=True)
-    fields: list[Any] = [torch.where(condition, one, other) for one, other in pairs]
-    return Ledger(*fields)

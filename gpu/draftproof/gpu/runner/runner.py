@@ -155,13 +155,12 @@ class Runner:
         """The step on what it was given: the same kernels on the same memory every time, if `step` and the
         host's part of `sampling` are the same."""
         dispatched = self.state.ledger.dispatch(given.lines, given.num_drafts, given.num_tokens)
-        at_dispatch = self.state.ledger.table.index_select(1, given.lines)
         rows = step_rows(
             given.block_tables, given.query_starts, dispatched.sequence_lengths,
             step.rows.spans, step.rows.num_tokens, self.cache.block_size, step.rows.parts,
         )  # fmt: skip
         fed = self._fed(given, rows, dispatched)
-        tensors = {"ledgers_at_dispatch": at_dispatch}
+        tensors = {"ledgers_at_dispatch": dispatched.columns}
         if self.canary is not None:
             tensors["mismatches"] = self._check(given, rows, dispatched, fed)
         fed = fed.clamp_min(0)  # a null draft: what it leaves behind is never read
