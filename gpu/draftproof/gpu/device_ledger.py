@@ -116,8 +116,8 @@ class DeviceLedger:
         """How many of the sampled tokens, int64[R, n], stay, and whether the line stops: int32[R] each."""
         num_sampled = num_sampled.to(torch.int32)
         offsets = torch.arange(token_ids.shape[1], dtype=torch.int32, device=token_ids.device)
-        stops = (token_ids[:, :, None] == limits.stop_token_ids[:, None, :]).any(-1) & (token_ids >= 0)
-        stops &= offsets < num_sampled[:, None]
+        stops = (token_ids[:, :, None] == limits.stop_token_ids[:, None, :]).any(-1)
+        stops &= offsets < num_sampled[:, None]  # what lies behind is -1, as are missing stop tokens
         ends = step.num_tokens_before[:, None] + offsets + 1
         stops &= ends >= limits.min_num_tokens[:, None]
         stop_index = torch.where(stops.any(1), stops.to(torch.int8).argmax(1).to(torch.int32), num_sampled)
@@ -149,18 +149,30 @@ def differences(host: Any, device: Any) -> list[tuple[int, str, int, int]]:
 
     R may be lower on the host: it registers up to the end of the dispatch before the outcome (T9).
     """
-    found = []
-    for field in COMPARED:
-        for place in np.flatnonzero(host[field] != device[field]).tolist():
-            found.append((place, Ledger._fields[field], int(host[field, place]), int(device[field, place])))
     live_host, live_device = [
         table[NUM_IN_FLIGHT_TOKENS] - table[NUM_STALE_TOKENS] for table in (host, device)
     ]
-    for place in np.flatnonzero(live_host != live_device).tolist():
-        found.append((place, "live num_in_flight_tokens", int(live_host[place]), int(live_device[place])))
-    for place in np.flatnonzero(host[NUM_REGISTERED_TOKENS] > device[NUM_REGISTERED_TOKENS]).tolist():
-        registered = int(host[NUM_REGISTERED_TOKENS, place]), int(device[NUM_REGISTERED_TOKENS, place])
-        found.append((place, "num_registered_tokens", *registered))
+    differs = np.concatenate(
+        [
+            host[list(COMPARED)] != device[list(COMPARED)],
+            (live_host != live_device)[None],
+            (host[NUM_REGISTERED_TOKENS] > device[NUM_REGISTERED_TOKENS])[None],
+        ]
+    )
+    if not differs.any():
+        return []
+    names = [
+        *[Ledger._fields[field] for field in COMPARED],
+        "live num_in_flight_tokens",
+        "num_registered_tokens",
+    ]
+    values = [
+        [*table[list(COMPARED)], live, table[NUM_REGISTERED_TOKENS]]
+        for table, live in ((host, live_host), (device, live_device))
+    ]
+    found = []
+    for counter, place in np.argwhere(differs).tolist():
+        found.append((place, names[counter], *[int(table[counter][place]) for table in values]))
     return sorted(found)
 
 
