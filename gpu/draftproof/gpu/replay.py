@@ -212,9 +212,9 @@ class ReplayRunner(Runner):
         counted = torch.arange(width) < num_drafts[:, None]
         drafts = self.state.drafts[given.lines[places], :width]
         tokens = self.answers.sampled_token_ids[places, : 1 + width].contiguous()
-        verified = Verified(tokens, self.answers.num_sampled_tokens[places], None)
         are_numbers = torch.ones(len(step.sampling_places), dtype=torch.bool)
-        return verified, are_numbers, (counted & (drafts < 0)).sum(1)
+        verified = Verified(tokens, self.answers.num_sampled_tokens[places], None, are_numbers)
+        return verified, (counted & (drafts < 0)).sum(1)
 
 
 class ReplayDrafter(Drafter):

@@ -220,9 +220,9 @@ class Runner:
         state, places = self.state, given.sampling_places
         tensors: dict[str, Any] = {}
         if len(step.sampling_places):
-            verified, are_numbers, null_drafts = self._verify(step, given, dispatched, sampling, hidden)
+            verified, null_drafts = self._verify(step, given, dispatched, sampling, hidden)
             tokens, num_sampled_there = verified.sampled_token_ids, verified.num_sampled_tokens
-            tensors |= {"sampled_token_ids": tokens, "are_numbers": are_numbers}
+            tensors |= {"sampled_token_ids": tokens, "are_numbers": verified.are_numbers}
             if verified.logprobs is not None:
                 found = verified.logprobs
                 tensors |= zip(
@@ -264,8 +264,8 @@ class Runner:
 
     def _verify(
         self, step: StepInput, given: Given, dispatched: Dispatched, sampling: SamplingRows, hidden: Any
-    ) -> tuple[Verified, Any, Any]:
-        """The outcome of the r rows that sample, whether their logits are numbers, and their null drafts."""
+    ) -> tuple[Verified, Any]:
+        """The outcome of the r rows that sample, and their null drafts."""
         state, places = self.state, given.sampling_places
         logits = self._logits(step, given, hidden)
         lines, num_drafts = given.lines[places], given.num_drafts[places]
@@ -285,7 +285,7 @@ class Runner:
         drafts = Drafts(torch.where(counted, token_ids, -1), num_drafts.to(torch.int64), probabilities)
         verified = verify(logits, drafts, rows, first_position, seen=seen)
         null_drafts = (counted & (token_ids < 0)).sum(1)
-        return verified, ~logits.amax((1, 2)).isnan(), null_drafts
+        return verified, null_drafts
 
     def _logits(self, step: StepInput, given: Given, hidden: Any) -> Any:
         """float32[r, 1 + D, V]; beyond a row's own drafts its last logits again."""
