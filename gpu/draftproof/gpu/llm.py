@@ -17,8 +17,8 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from draftproof.gpu.errors import check_integer
@@ -133,6 +133,8 @@ class LLM:
             debug=debug,
         )
         self._lock = threading.RLock()
+        self._turnstile = threading.Lock()
+        """Held while one waits for the lock from outside: who steps on and on comes behind it."""
         self._waiting: deque[Request] = deque()
         self._sinks: dict[str, Sink] = {}
         self._num_requests = 0
@@ -225,7 +227,7 @@ class LLM:
 
     def abort(self, request_id: str) -> RequestResult | None:
         """The request leaves now; its result, or None for one that is not known or has finished."""
-        with self._lock:
+        with self._held():
             sink, result = self._sinks.pop(request_id, None), self._aborted(request_id)
             if sink is not None and result is not None:  # whoever waits for it is told
                 sink(RequestOutput(request_id, (), "", (), result))
@@ -252,8 +254,21 @@ class LLM:
 
     # ---- the loop, and who waits for what ----
 
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """The lock, in turn: a thread that steps would else take it again before anybody else has woken.
+
+        Not for somebody who holds it already.
+        """
+        with self._turnstile:
+            self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def _submit(self, request: Request, sink: Sink) -> None:
-        with self._lock:
+        with self._held():
             self._sinks[request.request_id] = sink
             self._waiting.append(request)
 
@@ -299,7 +314,7 @@ class LLM:
 
     def _run(self) -> None:
         while True:
-            with self._lock:
+            with self._held():
                 if not self._waiting and not self.engine.has_work():
                     self._pump = None
                     return
@@ -349,7 +364,7 @@ class LLM:
 
     def begin(self, session: Session, prompt: Prompt, parameters: SamplingParameters) -> None:
         """A session's first chunk. Raises RequestError or ParameterError."""
-        with self._lock:
+        with self._held():
             turn = self._turn(prompt, parameters)
             request = Request(
                 session.request_id, turn.token_ids, parameters, turn.seed, turn.output, is_session=True
@@ -359,7 +374,7 @@ class LLM:
 
     def append(self, session: Session, prompt: Prompt, parameters: SamplingParameters) -> None:
         """A session's next chunk. Raises RequestError or ParameterError."""
-        with self._lock:
+        with self._held():
             self.engine.append(session.request_id, self._turn(prompt, parameters))
 
     def _turn(self, prompt: Prompt, parameters: SamplingParameters) -> Turn:
@@ -371,7 +386,7 @@ class LLM:
 
     def end(self, session: Session) -> None:
         """No more chunks will come; the turn in progress, and those that wait, are answered."""
-        with self._lock:
+        with self._held():
             if session.request_id in self.engine.scheduler.rows:
                 self.engine.close(session.request_id)
             if session.request_id not in self.engine.scheduler.rows:  # it was between turns
