@@ -99,15 +99,19 @@ class DeviceLedger:
         num_sampled: Any,
         num_kept: Any,
         stopped: Any,
+        *,
+        all_sample: bool = False,
     ) -> Any:
         """The step's outcome, int32[R] each, `num_sampled` 0 for a prefill chunk; the counters after it,
-        int32[fields, R]."""
+        int32[fields, R]. `all_sample`: the host knows that there is no prefill chunk among them."""
         sampled = apply(
             accounting.output, step.ledger, self.rules,
             num_new_tokens, num_drafts, num_sampled - 1, num_kept, stopped,
         )  # fmt: skip
-        chunk = apply(accounting.chunk_output, step.ledger, self.rules, num_new_tokens)
-        after = torch.where(num_sampled > 0, _columns(sampled), _columns(chunk))
+        after = _columns(sampled)
+        if not all_sample:
+            chunk = apply(accounting.chunk_output, step.ledger, self.rules, num_new_tokens)
+            after = torch.where(num_sampled > 0, after, _columns(chunk))
         columns = torch.where(step.is_live, after, step.columns)
         self.table.index_copy_(1, lines, columns)
         return columns

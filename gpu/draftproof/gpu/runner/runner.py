@@ -235,8 +235,9 @@ class Runner:
             given.lines, dispatched, places, tokens, num_sampled_there
         )
         at_end = state.ledger.settle(
-            given.lines, dispatched, given.num_tokens, given.num_drafts, num_sampled, num_kept, stopped
-        )
+            given.lines, dispatched, given.num_tokens, given.num_drafts, num_sampled, num_kept, stopped,
+            all_sample=len(step.sampling_places) == step.num_rows,
+        )  # fmt: skip
         if len(step.sampling_places):
             lines = given.lines[places]
             before = dispatched.num_tokens_before[places].to(torch.int64)
