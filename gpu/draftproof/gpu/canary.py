@@ -29,7 +29,7 @@ import numpy as np
 import torch
 import torch.nn.functional
 
-from draftproof.gpu.attention.kv_cache import NULL_BLOCK, NULL_SLOT
+from draftproof.gpu.attention.kv_cache import NULL_SLOT, chosen_blocks
 from draftproof.gpu.attention.step_rows import RowSpan, StepRows
 from draftproof.gpu.errors import ModelError, check_integer, refuse_unless
 
@@ -168,11 +168,9 @@ class Canary:
         Raises IndexError for the null block and for blocks that there are not.
         """
         if not isinstance(block_ids, torch.Tensor):
-            chosen = sorted({int(block_id) for block_id in block_ids})
+            chosen = chosen_blocks(block_ids, self.num_blocks, "forgotten")
             if not chosen:
                 return
-            if chosen[0] <= NULL_BLOCK or chosen[-1] > self.num_blocks:
-                raise IndexError(f"blocks that can be forgotten are 1 to {self.num_blocks}, got {chosen}")
             block_ids = torch.tensor(chosen, device=self.device)
         self.blocks.index_fill_(0, block_ids, FORGOTTEN)
 

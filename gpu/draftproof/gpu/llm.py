@@ -172,7 +172,8 @@ class LLM:
                 for request in requests:
                     self._submit(request, take)
                 while len(results) < len(requests) and not problems:
-                    self._step()
+                    with self._held():
+                        self._step()
                     shown.at(len(results))
             finally:
                 for request in requests:
@@ -274,24 +275,23 @@ class LLM:
 
     def _step(self) -> None:
         """One step of the engine; what it brings goes to whom it belongs. Whatever goes wrong is told to all
-        who wait, and their requests leave."""
-        with self._lock:
-            try:
-                while self._waiting and self.engine.scheduler.state.counts[NUM_IDLE] > 0:
-                    self.engine.add(self._waiting.popleft())
-                outputs = self.engine.step()
-            except BaseException as problem:
-                self._fail(problem)
-                if not isinstance(problem, Exception):
-                    raise
-                return
-            for output in outputs:
-                sink = self._sinks.get(output.request_id)
-                if sink is not None:
-                    sink(output)
-            for output in outputs:  # a session goes on after its turn's result
-                if output.result is not None and output.request_id not in self.engine.scheduler.rows:
-                    self._sinks.pop(output.request_id, None)
+        who wait, and their requests leave. The lock is held."""
+        try:
+            while self._waiting and self.engine.scheduler.state.counts[NUM_IDLE] > 0:
+                self.engine.add(self._waiting.popleft())
+            outputs = self.engine.step()
+        except BaseException as problem:
+            self._fail(problem)
+            if not isinstance(problem, Exception):
+                raise
+            return
+        for output in outputs:
+            sink = self._sinks.get(output.request_id)
+            if sink is not None:
+                sink(output)
+        for output in outputs:  # a session goes on after its turn's result
+            if output.result is not None and output.request_id not in self.engine.scheduler.rows:
+                self._sinks.pop(output.request_id, None)
 
     def _fail(self, problem: BaseException) -> None:
         sinks = dict(self._sinks)
@@ -394,4 +394,5 @@ class LLM:
 
     def step_for(self, session: Session) -> None:
         """Work on; the session looks whether it has got something."""
-        self._step()
+        with self._held():
+            self._step()

@@ -94,11 +94,9 @@ class KVCache:
         `block_ids` are integers on the host. The caller leaves out blocks that the prefix cache may still
         hand out. Raises IndexError for the null block, and for blocks that there are not.
         """
-        chosen = sorted({int(block_id) for block_id in block_ids})
+        chosen = chosen_blocks(block_ids, self.num_blocks, "poisoned")
         if not chosen:
             return
-        if chosen[0] <= NULL_BLOCK or chosen[-1] > self.num_blocks:
-            raise IndexError(f"blocks that can be poisoned are 1 to {self.num_blocks}, got {chosen}")
         self.storage.index_fill_(2, torch.tensor(chosen, device=self.device), float("nan"))
 
     def copy_blocks(self, sources: Any, targets: Any) -> None:
@@ -108,6 +106,14 @@ class KVCache:
         another. Targets differ from each other.
         """
         self.storage.index_copy_(2, targets, self.storage.index_select(2, sources))
+
+
+def chosen_blocks(block_ids: Sequence[int] | Any, num_blocks: int, what: str) -> list[int]:
+    """Blocks that something is to happen to, ascending. Raises IndexError for what is none."""
+    chosen = sorted({int(block_id) for block_id in block_ids})
+    if chosen and (chosen[0] <= NULL_BLOCK or chosen[-1] > num_blocks):
+        raise IndexError(f"blocks that can be {what} are 1 to {num_blocks}, got {chosen}")
+    return chosen
 
 
 def bytes_per_block(num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: Any) -> int:

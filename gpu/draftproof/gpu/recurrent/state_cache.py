@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from draftproof.gpu.attention.kv_cache import MAX_BYTES, NULL_BLOCK
+from draftproof.gpu.attention.kv_cache import MAX_BYTES, NULL_BLOCK, chosen_blocks
 from draftproof.gpu.errors import ModelError
 
 STATE_DTYPE = torch.float32
@@ -65,11 +65,9 @@ class StateCache:
         `block_ids` are integers on the host. The caller leaves out blocks that the prefix cache may still
         hand out. Raises IndexError for the null block, and for blocks that there are not.
         """
-        chosen = sorted({int(block_id) for block_id in block_ids})
+        chosen = chosen_blocks(block_ids, self.num_blocks, "poisoned")
         if not chosen:
             return
-        if chosen[0] <= NULL_BLOCK or chosen[-1] > self.num_blocks:
-            raise IndexError(f"blocks that can be poisoned are 1 to {self.num_blocks}, got {chosen}")
         self.states.index_fill_(1, torch.tensor(chosen, device=self.device), float("nan"))
 
 
