@@ -122,3 +122,27 @@ def test_a_reset_of_the_prefix_cache_is_no_loss() -> None:
     there.scheduler.finish_requests("a", type(there.scheduler.requests["a"].status).FINISHED_ABORTED)
     there.settle(ahead, a=[10])
     assert not there.report.violations and not there.report.unjudged
+
+
+def test_a_second_owner_of_the_block_that_is_written_now_is_seen() -> None:
+    """Not only of the one that was written when the request came."""
+    there = world(Settings(), corrected=True, checks=EVERY_STEP._replace(sweep_interval=1_000))
+    arrive(there, "a", range(1_000, 1_015), max_tokens=40)
+    for _ in range(4):
+        there.settle(there.scheduler.schedule(), a=[10])
+    block = there.watch.watched["a"].table[1]
+    there.watch.owners.counts[block.block_id] += 1
+    block.ref_cnt += 1
+    there.scheduler.schedule()
+    assert rules_of(there) == {"writable_block_has_one_owner"}
+
+
+def test_an_id_that_comes_again_is_another_request() -> None:
+    """Alone in its step both times, so that the step looks like the one before."""
+    there = world(Settings(), corrected=True)
+    first = arrive(there, "a", range(1_000, 1_020), max_tokens=40)
+    there.settle(there.scheduler.schedule(), a=[10])
+    there.scheduler.finish_requests("a", type(first.status).FINISHED_ABORTED)
+    arrive(there, "a", range(2_000, 2_050), max_tokens=40)
+    there.settle(there.scheduler.schedule(), a=[11])
+    assert not there.report.violations and there.report.total("requests") == 2

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -134,3 +137,23 @@ def test_the_plug_in_is_an_entry_point_of_vllm() -> None:
 
     (found,) = entry_points(group="vllm.general_plugins", name="draftproof")
     assert found.value == "draftproof.impl.attach.vllm.plugin:register"
+
+
+@pytest.mark.parametrize("module", ["plugin", "schedulers"])
+def test_the_checks_bring_no_compiler_before_a_scheduler_runs(module: str) -> None:
+    """A worker for CPUs does not start in a process that has imported Numba: vLLM looks into all modules."""
+    script = (
+        f"import sys; from draftproof.impl.attach.vllm import {module} as module\n"
+        "getattr(module, 'register', module.__dict__.get('_around'))()\n"
+        "print(*sorted({'numba', 'llvmlite'} & set(sys.modules)), 'vllm' in sys.modules)"
+    )
+    environment = os.environ | {"DRAFTPROOF_VLLM": "report", "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == "True", done.stdout

@@ -6,23 +6,23 @@ Where they part, `naming` says which theorem the engine's numbers break.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from draftproof.impl.attach.vllm import engine_view, naming
 from draftproof.impl.attach.vllm.engine_view import View
+from draftproof.impl.attach.vllm.kernel import DIFFERS, FIRST_FOUND, NUM_FOUND, PUBLISHED, VALID, VERDICT
 from draftproof.impl.attach.vllm.ledgers import Ledgers
+from draftproof.impl.attach.vllm.recording import Recording
 from draftproof.impl.attach.vllm.reports import Report, Violation
-from draftproof.impl.attach.vllm.watched import Watched
+from draftproof.impl.attach.vllm.watched import Party, Watched
 from draftproof.impl.ledger_table import (
     NUM_COMPUTED_TOKENS,
     NUM_DRAFT_TOKENS,
-    NUM_FIELDS,
     NUM_IN_FLIGHT_TOKENS,
     NUM_OUTPUT_PLACEHOLDERS,
-    NUM_REGISTERED_TOKENS,
     NUM_STALE_TOKENS,
     NUM_TOKENS,
     STATUS,
@@ -30,7 +30,6 @@ from draftproof.impl.ledger_table import (
 from draftproof.spec.ghosts import State
 from draftproof.spec.guards import num_schedulable
 from draftproof.spec.ledger import PAUSED, PREEMPTED, RUNNING, STATUS_NAMES
-from draftproof.spec.queue import Step, dispatched
 
 LINES = np.array(
     [
@@ -46,8 +45,6 @@ LINES = np.array(
 """In the order of `naming.COMPARED`."""
 FINISHED_LINES = 5
 """Of a request that has left, only N, C, P, F and S are still what its last output made them."""
-NUM_VALID_TOKENS = NUM_FIELDS + 3
-Listener = Callable[[str, Sequence[Watched], Any], None]
 
 
 class Accounts:
@@ -56,9 +53,12 @@ class Accounts:
     def __init__(self, view: View, report: Report, codes: dict[Any, int]) -> None:
         self.view, self.report, self.codes = view, report, codes
         self.ledgers = Ledgers(view.rules)
+        self.statuses = engine_view.status_table(codes)
         self.step = 0
-        self.listener: Listener | None = None
-        """Told of every event: name, requests, event with its columns."""
+        self.generation = 0
+        """Raised whenever a request starts or leaves."""
+        self.recording: Recording | None = None
+        """Told of every event, and of what the engine says then."""
 
     def begin(self) -> None:
         """A call of the engine begins."""
@@ -67,47 +67,60 @@ class Accounts:
     def start(self, request: Any) -> Watched:
         """A request has arrived."""
         self.report.count("requests")
+        self.generation += 1
         num_prompt_tokens = max(1, int(request.num_prompt_tokens))
-        return Watched(request, self.ledgers.start(num_prompt_tokens))
+        return Watched(request, self.ledgers.start(num_prompt_tokens), self.ledgers)
 
     def leave(self, watched: Watched) -> None:
         """A request is gone."""
+        self.generation += 1
         self.ledgers.release(watched.row)
-        watched.row = -1
+        watched.leave()
 
-    def move(
-        self, name: str, several: Sequence[Watched], *arguments: Any, before: State | None = None
-    ) -> State | None:
-        """The event comes to these requests; their states before, as columns."""
+    def move(self, name: str, several: Sequence[Watched], *arguments: Any) -> None:
+        """The event comes to these requests."""
         if not several:
-            return None
+            return
         rows = np.array([watched.row for watched in several])
-        before = self.ledgers.move(name, rows, *arguments, before=before)
-        self.report.count("events", len(several))
-        if self.listener is not None:
-            self.listener(name, several, self.ledgers.moves[-1].event)
-        return before
+        move = self.ledgers.move(name, rows, *arguments)
+        self._count(len(several), move.rows, move.work)
+
+    def moved(self, rows: Any, work: Any, count: int) -> None:
+        """A pass of `kernel` has moved these rows; so many of them had an event."""
+        self.ledgers.note(rows, work)
+        self._count(count, rows, work)
+
+    def _count(self, count: int, rows: Any, work: Any) -> None:
+        self.report.count("events", count)
+        if self.recording is not None:
+            self.recording.note(rows, work, self.step)
+
+    def told(self, rows: Any, work: Any, published: Any = None) -> None:
+        """What a pass has read of the engine's counters is for the trace, too; and the published blocks."""
+        if self.recording is not None:
+            found = np.ascontiguousarray(work[FIRST_FOUND : FIRST_FOUND + NUM_FOUND])
+            tokens = None if published is None else published * self.view.rules.block_size
+            self.recording.tell(rows, found, published=tokens)
+
+    def party(self, several: list[Watched]) -> Party:
+        """These requests side by side."""
+        return Party(
+            self.generation,
+            [watched.request_id for watched in several],
+            several,
+            [watched.request for watched in several],
+            np.array([watched.row for watched in several], np.int64),
+        )
 
     def state(self, watched: Watched) -> State:
         """A request's ledger and ghosts."""
         return self.ledgers.one(watched.row)
 
-    def schedule(self, several: Sequence[Watched], num_new_tokens: Any) -> tuple[State, Step]:
-        """A step takes these requests: their states before, and what was dispatched, as columns."""
-        rows = np.array([watched.row for watched in several])
-        before = self.ledgers.columns(rows)
-        wanted = num_schedulable(before.ledger)
-        if (num_new_tokens > wanted).any():
-            for place in np.nonzero(num_new_tokens > wanted)[0].tolist():
-                self._too_many(several[place], int(num_new_tokens[place]), int(np.asarray(wanted)[place]))
-        found = self.move("schedule", several, num_new_tokens, before=before)
-        assert found is not None
-        event: Any = self.ledgers.moves[-1].event
-        return found, dispatched(found, event)
-
-    def _too_many(self, watched: Watched, number: int, wanted: int) -> None:
+    def too_many(self, watched: Watched, number: int) -> None:
+        """Say that a step takes more tokens of a request than there are."""
         if not watched.judged or not self.view.counts:
             return
+        wanted = int(num_schedulable(self.state(watched).ledger))
         self.tell(
             watched,
             "accounting",
@@ -136,29 +149,37 @@ class Accounts:
         codes, counters = self.codes, engine_view.counters
         return np.array([counters(watched.request, codes) for watched in several])
 
-    def compare(self, several: Sequence[Watched], *, left: bool = False, found: Any = None) -> None:
-        """Hold the engine's counters against the core's; `left`: these requests have left just now; `found`:
-        the counters, if they have been read already."""
-        if not several or not self.view.counts:
+    def compare(self, several: Sequence[Watched], *, left: bool = False) -> None:
+        """Hold the engine's counters against the core's; `left`: these requests have left just now."""
+        if not several:
             return
-        asked = [watched for watched in several if watched.judged]
-        if found is None:
-            found = self.read(asked)
-        elif len(asked) < len(several):
-            found = found[[watched.judged for watched in several]]
-        if not asked:
+        found, rows = self.read(several), np.array([watched.row for watched in several])
+        if self.recording is not None:
+            self.recording.tell(rows, np.ascontiguousarray(found.T), left=left)
+        if not self.view.counts:
             return
-        rows = np.array([watched.row for watched in asked])
         expected = self.ledgers.table[LINES[:, None], rows].T
         different = found != expected
         if left:
             different[:, FINISHED_LINES:] = False
+        different &= self.ledgers.judged[rows][:, None]
         if not different.any():
             return
         for place in np.nonzero(different.any(axis=1))[0].tolist():
-            numbers = found[place].copy()
-            numbers[~different[place]] = expected[place][~different[place]]
-            self._differs(asked[place], numbers.tolist())
+            numbers = np.where(different[place], found[place], expected[place])
+            self._differs(several[place], numbers.tolist())
+
+    def explain(self, several: Sequence[Watched], work: Any, published: Any) -> None:
+        """Put the verdicts of a pass into words, where a counter was wrong or too much was published."""
+        verdicts = work[VERDICT]
+        if self.view.counts:
+            for place in np.nonzero(verdicts & DIFFERS)[0].tolist():
+                if several[place].judged:
+                    found = work[FIRST_FOUND : FIRST_FOUND + NUM_FOUND, place].tolist()
+                    self._differs(several[place], found)
+        for place in np.nonzero(verdicts & PUBLISHED)[0].tolist():
+            if several[place].judged:
+                self._published(several[place], int(published[place]) * self.view.rules.block_size)
 
     def _differs(self, watched: Watched, numbers: list[int]) -> None:
         """The engine's counters are these, and must be others."""
@@ -177,25 +198,16 @@ class Accounts:
             self.ledgers.table[NUM_DRAFT_TOKENS, watched.row] = engine.num_draft_tokens
             watched.judged = True
 
-    def compare_registered(self, scheduler: Any, several: Sequence[Watched]) -> None:
-        """Nothing that is not valid, or that the drafter's fence keeps back, is published (T3, T12)."""
-        asked = [watched for watched in several if watched.judged]
-        if not asked or not self.view.caching:
-            return
-        size = self.view.rules.block_size
-        blocks = engine_view.num_registered_blocks(scheduler, [watched.request_id for watched in asked])
-        found = np.array(blocks) * size
-        rows = np.array([watched.row for watched in asked])
-        expected = self.ledgers.table[NUM_REGISTERED_TOKENS, rows]
-        allowed = self.ledgers.table[NUM_VALID_TOKENS, rows] - self.view.rules.registration_fence
-        for place in np.nonzero((found > expected) & (found > allowed))[0].tolist():
-            self.tell(
-                asked[place],
-                "accounting",
-                ("T3", "T12"),
-                ("registered_is_valid",),
-                f"{int(found[place])} tokens are published and {int(allowed[place])} may be",
-            )
+    def _published(self, watched: Watched, found: int) -> None:
+        """Say that something is published that is not valid, or that the drafter's fence keeps back."""
+        allowed = int(self.ledgers.table[VALID, watched.row]) - self.view.rules.registration_fence
+        self.tell(
+            watched,
+            "accounting",
+            ("T3", "T12"),
+            ("registered_is_valid",),
+            f"{found} tokens are published and {allowed} may be",
+        )
 
     def tell(
         self,

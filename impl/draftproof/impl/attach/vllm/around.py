@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftproof.impl.attach.vllm import engine_view, reports, versions
 from draftproof.impl.attach.vllm.reports import ContractViolationError, Report
 from draftproof.impl.attach.vllm.settings import Settings
-from draftproof.impl.attach.vllm.watch import Watch
+
+if TYPE_CHECKING:
+    from draftproof.impl.attach.vllm.watch import Watch
 
 logger = logging.getLogger("draftproof.attach.vllm")
 PLACE = "_draftproof_watch"
@@ -38,6 +40,10 @@ class Around:
         """A scheduler's watch, begun at the first call; None if it is not watched any more."""
         there = vars(scheduler)
         if PLACE not in there:
+            # Not before: it brings Numba, and vLLM 0.32's workers for CPUs do not start in a process that has
+            # imported Numba already (`triton_utils.dispatcher` looks into every module there is).
+            from draftproof.impl.attach.vllm.watch import Watch
+
             try:
                 there[PLACE] = watch = Watch(
                     scheduler,
@@ -71,7 +77,7 @@ class Around:
         logger.error("draftproof: the checks of this scheduler failed and are off now", exc_info=error)
 
     def _guarded(self, scheduler: Any, work: Callable[[Watch], Any]) -> Any:
-        watch = self.watch(scheduler)
+        watch = vars(scheduler).get(PLACE) or self.watch(scheduler)
         if watch is None:
             return None
         try:

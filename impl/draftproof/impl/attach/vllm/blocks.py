@@ -44,6 +44,8 @@ class Owners:
 
     def problems(self) -> list[Problem]:
         """Of the blocks touched since the last question: those whose reference count is not their owners'."""
+        if not self._touched:
+            return []
         found = [problem for block in self._touched.values() if (problem := self._count(block)) is not None]
         self._touched.clear()
         return found

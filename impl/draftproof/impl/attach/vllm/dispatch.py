@@ -7,13 +7,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftproof.impl.attach.vllm import engine_view
-from draftproof.impl.attach.vllm.watched import Chunk, Dispatched, Life, Watched
-from draftproof.impl.ledger_table import NUM_COMPUTED_TOKENS
-from draftproof.spec.ghosts import State
+from draftproof.impl.attach.vllm.kernel import (
+    CODE,
+    DIFFERS,
+    DRAFTS_DIFFER,
+    END,
+    FIRST_BEFORE,
+    MOVE_WIDTH,
+    MOVES_ON,
+    NOTHING,
+    NUM_DRAFTS,
+    PUBLISHED,
+    START,
+    TOO_MANY,
+    VERDICT,
+    WIDTH,
+)
+from draftproof.impl.attach.vllm.watched import Chunk, Dispatched, Life, Party, Watched
+from draftproof.impl.ledger_table import NUM_COMPUTED_TOKENS, NUM_REGISTERED_TOKENS, NUM_TOKENS
 from draftproof.spec.ledger import RUNNING
 
 if TYPE_CHECKING:
     from draftproof.impl.attach.vllm.watch import Watch
+
+_NOBODY: set[str] = set()
 
 
 class Dispatcher:
@@ -21,46 +38,119 @@ class Dispatcher:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
+        self._party = watch.accounts.party([])
+        """Of the last step."""
 
-    def dispatch(self, scheduler: Any, output: Any) -> list[Watched]:
-        """Replay what was decided. Returns the requests in the step, and those preempted by it."""
+    def propose(self, scheduler: Any) -> None:
+        """What a drafter has left with the running requests since the last call."""
+        watch = self._watch
+        if not watch.view.rules.num_speculative_tokens or not scheduler.running:
+            return
+        party = self._party
+        if party.generation != watch.accounts.generation or party.requests != scheduler.running:
+            known = [watch.watched.get(request.request_id) for request in scheduler.running]
+            party = watch.accounts.party([watched for watched in known if watched is not None])
+        drafts, rows = engine_view.num_drafts(party.requests), party.rows
+        work = np.empty((MOVE_WIDTH, rows.shape[0]), np.int64)
+        ledgers = watch.accounts.ledgers
+        verdicts = ledgers.passes.propose(ledgers.table, ledgers.judged, ledgers.words, rows, drafts, work)
+        count = int(np.count_nonzero(work[CODE] != NOTHING))
+        if count:
+            watch.accounts.moved(rows, work, count)
+        if verdicts:
+            for place in np.nonzero(work[VERDICT])[0].tolist():
+                watch.unjudge(party.watched[place], "drafts that changed while a step was in flight")
+
+    def dispatch(self, scheduler: Any, output: Any) -> None:
+        """Replay what was decided, and hold it against the engine's counters."""
         watch = self._watch
         preempted = self._preempted(scheduler, output)
         scheduled = output.num_scheduled_tokens
-        several = [
-            watch.watched.get(request_id) or watch.stranger(scheduler.requests[request_id])
-            for request_id in scheduled
-        ]
-        num_tokens = np.fromiter(scheduled.values(), np.int64, len(several))
-        fresh = {one.req_id for one in output.scheduled_new_reqs}
-        fresh |= set(getattr(output.scheduled_cached_reqs, "resumed_req_ids", None) or ())
-        self._admit(several, num_tokens, fresh, output.scheduled_spec_decode_tokens)
-        if several:
-            before, step = watch.accounts.schedule(several, num_tokens)
-            self._drafts(several, step.num_drafts, output.scheduled_spec_decode_tokens)
+        if scheduled:
+            party = self._together(scheduler, scheduled)
+            num_tokens = np.fromiter(scheduled.values(), np.int64, len(scheduled))
+            fresh = self._fresh(output)
+            drafted = output.scheduled_spec_decode_tokens
+            if fresh:
+                self._admit(party.watched, num_tokens, fresh, drafted)
+            published = watch.published_blocks(scheduler, party.request_ids)
+            verdicts, work = self._replay(party, num_tokens, drafted, published)
             if watch.view.blocks:
-                self._blocks(scheduler, output, several, num_tokens, fresh, before)
-            lives, chunks = self._content(several, num_tokens, output, fresh)
-            watch.in_flight.append(
-                Dispatched(
-                    output,
-                    several,
-                    num_tokens,
-                    np.asarray(step.num_drafts),
-                    np.asarray(step.samples),
-                    lives,
-                    chunks,
-                )
-            )
+                self._blocks(scheduler, output, party, fresh, work, bool(verdicts & MOVES_ON))
+            lives, chunks = self._content(party.watched, num_tokens, output, fresh)
+            watch.in_flight.append(Dispatched(output, party, work, lives, chunks))
         if watch.view.blocks:
             for problem in watch.owners.problems():
                 watch.tell_of_blocks(problem)
-        return [*several, *(one for one in preempted if one.request_id not in scheduled)]
+        if scheduled and verdicts & (DIFFERS | PUBLISHED):
+            watch.accounts.explain(party.watched, work, published)
+        if preempted:
+            watch.accounts.compare([one for one in preempted if one.request_id not in scheduled])
+
+    def _fresh(self, output: Any) -> set[str]:
+        """Who starts, or starts again."""
+        resumed = getattr(output.scheduled_cached_reqs, "resumed_req_ids", None)
+        if not resumed and not output.scheduled_new_reqs:
+            return _NOBODY
+        return {one.req_id for one in output.scheduled_new_reqs} | set(resumed or ())
+
+    def _together(self, scheduler: Any, scheduled: Any) -> Party:
+        """The requests of a step; often those of the last one."""
+        watch, request_ids = self._watch, list(scheduled)
+        kept = self._party
+        if kept.generation == watch.accounts.generation and kept.request_ids == request_ids:
+            return kept
+        several = [
+            watch.watched.get(request_id) or watch.stranger(scheduler.requests[request_id])
+            for request_id in request_ids
+        ]
+        self._party = watch.accounts.party(several)
+        return self._party
+
+    def _replay(self, party: Party, num_tokens: Any, drafted: Any, published: Any) -> tuple[int, Any]:
+        """One pass over the step: what was dispatched, and what the engine says afterwards."""
+        watch = self._watch
+        rows, ledgers = party.rows, watch.accounts.ledgers
+        num_drafts = engine_view.NOTHING
+        if drafted:
+            asked = [drafted.get(request_id, ()) for request_id in party.request_ids]
+            num_drafts = np.fromiter(map(len, asked), np.int64, len(asked))
+        numbers, drafts = engine_view.read(party.requests)
+        work = np.empty((WIDTH, rows.shape[0]), np.int64)
+        allowed = False
+        while True:
+            verdicts = ledgers.passes.dispatch(
+                ledgers.table,
+                ledgers.judged,
+                ledgers.words,
+                watch.accounts.statuses,
+                rows,
+                num_tokens,
+                num_drafts,
+                numbers,
+                drafts,
+                published,
+                watch.tails.indices if watch.view.blocks else engine_view.NOTHING,
+                work,
+                allowed,
+            )
+            if verdicts != TOO_MANY:  # which comes alone
+                break
+            for place in np.nonzero(work[VERDICT])[0].tolist():
+                watch.accounts.too_many(party.watched[place], int(num_tokens[place]))
+            allowed = True
+        watch.accounts.moved(rows, work, rows.shape[0])
+        watch.accounts.told(rows, work, published)
+        if verdicts & DRAFTS_DIFFER:
+            self._say_of_drafts(party.watched, work, num_drafts)
+        return verdicts, work
 
     def _preempted(self, scheduler: Any, output: Any) -> list[Watched]:
+        if not output.preempted_req_ids:
+            return []
         watch = self._watch
         found = []
-        for request_id in sorted(output.preempted_req_ids or ()):
+        for request_id in sorted(output.preempted_req_ids):
             watched = watch.watched.get(request_id)
             if watched is not None and watch.accounts.is_status(watched, RUNNING):
                 found.append(watched)
@@ -86,50 +176,39 @@ class Dispatcher:
         counts = np.array([len(drafted[watched.request_id]) for watched in padded])
         watch.accounts.move("draft", padded, counts)
 
-    def _drafts(self, several: list[Watched], num_drafts: Any, drafted: Any) -> None:
+    def _say_of_drafts(self, several: list[Watched], work: Any, found: Any) -> None:
         """A step verifies the drafts that its size says."""
         watch = self._watch
-        found = np.array([len(drafted.get(watched.request_id, ())) for watched in several])
-        for place in np.nonzero(found != num_drafts)[0].tolist():
+        for place in np.nonzero(work[VERDICT] & DRAFTS_DIFFER)[0].tolist():
             if several[place].judged and watch.view.counts:
                 watch.accounts.tell(
                     several[place], "accounting", ("T2",), ("drafts_as_scheduled",),
                     f"a step verifies {int(found[place])} drafts, its size leaves room for "
-                    f"{int(np.asarray(num_drafts)[place])}",
+                    f"{int(work[NUM_DRAFTS, place])}",
                 )  # fmt: skip
 
     def _blocks(
-        self,
-        scheduler: Any,
-        output: Any,
-        several: list[Watched],
-        num_tokens: Any,
-        fresh: set[str],
-        before: State,
+        self, scheduler: Any, output: Any, party: Party, fresh: set[str], work: Any, moves_on: bool
     ) -> None:
         """Who owns what now, and what this step will write."""
         watch = self._watch
         cached = output.scheduled_cached_reqs
-        grown = {
-            request_id
-            for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True)
-            if blocks is not None
-        } | fresh
+        grown = []
+        if any(cached.new_block_ids):
+            new = zip(cached.req_ids, cached.new_block_ids, strict=True)
+            grown = [request_id for request_id, blocks in new if blocks is not None]
+        for request_id in (*fresh, *grown):
+            if (watched := watch.watched.get(request_id)) is not None:
+                watch.owners.take(watched, engine_view.block_table(scheduler, request_id))
         size = watch.view.rules.block_size
-        awaited = np.asarray(before.ghosts.num_awaited_samples)
-        # Each step that is awaited brings at least one token, so the device starts at least that far.
-        starts = np.asarray(before.ledger.num_computed_tokens) - awaited + (awaited > 0)
-        ends = (np.asarray(before.ledger.num_computed_tokens) + num_tokens).tolist()
-        published = np.asarray(before.ledger.num_registered_tokens).tolist()
-        known = np.asarray(before.ledger.num_tokens).tolist()
-        for watched in several:
-            if watched.request_id in grown:
-                watch.owners.take(watched, engine_view.block_table(scheduler, watched.request_id))
-        for place in _suspects(several, (starts // size).tolist(), ends, size):
-            watched, start = several[place], int(starts[place])
-            if not watched.judged or start >= ends[place]:
+        for place in watch.tails.suspects(party, work, moves_on):
+            watched = party.watched[place]
+            start, end = int(work[START, place]), int(work[END, place])
+            if not watched.judged or start >= end:
                 continue
-            problem = watch.owners.written(watched, start, ends[place], published[place], known[place], size)
+            published = int(work[FIRST_BEFORE + NUM_REGISTERED_TOKENS, place])
+            known = int(work[FIRST_BEFORE + NUM_TOKENS, place])
+            problem = watch.owners.written(watched, start, end, published, known, size)
             if problem is not None:
                 watch.tell_of_blocks(problem, watched)
 
@@ -165,18 +244,3 @@ class Dispatcher:
                     start, watched.digests[start:end], list(engine_view.tokens(request, start)[:count])
                 )
         return lives, chunks
-
-
-def _suspects(several: list[Watched], firsts: list[int], ends: list[int], size: int) -> list[int]:
-    """Places of the requests whose written blocks must be looked at closely: not those that write into one
-    block which is theirs alone and unpublished."""
-    found = []
-    for place, (watched, first, end) in enumerate(zip(several, firsts, ends, strict=True)):
-        last = (end - 1) // size
-        table = watched.table
-        if first == last < len(table):
-            block = table[last]
-            if block.ref_cnt == 1 and block.block_hash is None:
-                continue
-        found.append(place)
-    return found

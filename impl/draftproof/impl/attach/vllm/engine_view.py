@@ -6,11 +6,16 @@ can be judged at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from draftproof.spec.ledger import FINISHED, PAUSED, PREEMPTED, RUNNING, WAITING, Rules
 
+NOTHING = np.zeros(0, np.int64)
 QUEUES = ("running", "waiting", "kv_holding_waiting", "skipped_waiting")
 """Where a live request can stand. Not every version has all of them."""
 
@@ -28,6 +33,14 @@ def status_codes(kind: Any) -> dict[Any, int]:
                 "WAITING_FOR_STREAMING_REQ": PAUSED,
             }.get(status.name, WAITING)
     return codes
+
+
+def status_table(codes: dict[Any, int]) -> Any:
+    """The same by a status's own number: int64."""
+    table = np.zeros(1 + max(int(status) for status in codes), np.int64)
+    for status, code in codes.items():
+        table[int(status)] = code
+    return table
 
 
 class View(NamedTuple):
@@ -93,6 +106,30 @@ def counters(request: Any, codes: dict[Any, int]) -> tuple[int, int, int, int, i
     )
 
 
+_numbers_of = attrgetter(
+    "num_tokens",
+    "num_computed_tokens",
+    "num_output_placeholders",
+    "num_in_flight_tokens",
+    "num_stale_output_tokens",
+    "status",
+)
+_drafts_of = attrgetter("spec_token_ids")
+
+
+def read(requests: Sequence[Any]) -> tuple[Any, Any]:
+    """The counters of many requests at once: int64[6 n], for each N, C, P, F, S and the status's own number,
+    and int64[n], D, or of length 0 if no drafts wait for anybody."""
+    count = len(requests)
+    numbers = np.fromiter(chain.from_iterable(map(_numbers_of, requests)), np.int64, 6 * count)
+    return numbers, num_drafts(requests) if any(map(_drafts_of, requests)) else NOTHING
+
+
+def num_drafts(requests: Sequence[Any]) -> Any:
+    """How many drafts wait for each request: int64[n]."""
+    return np.fromiter(map(len, map(_drafts_of, requests)), np.int64, len(requests))
+
+
 def tokens(request: Any, start: int = 0) -> Sequence[int]:
     """A request's known tokens from a position on."""
     found: Sequence[int] = request.all_token_ids[start:]
@@ -107,16 +144,23 @@ def block_table(scheduler: Any, request_id: str) -> list[Any]:
     return table
 
 
-def num_registered_blocks(scheduler: Any, request_ids: Iterable[str]) -> list[int]:
-    """What the engine has published for each request in its present life."""
+def num_registered_blocks(scheduler: Any, request_ids: Sequence[str]) -> Any:
+    """What the engine has published for each request in its present life: int64[n]."""
     cached: dict[str, int] = scheduler.kv_cache_manager.coordinator.single_type_managers[0].num_cached_block
-    return [cached.get(request_id, 0) for request_id in request_ids]
+    return np.fromiter(map(cached.get, request_ids, repeat(0)), np.int64, len(request_ids))
 
 
 def findable(scheduler: Any, block_hash: Any) -> Any:
     """A block that a look-up of this hash would take, or None."""
     found = scheduler.kv_cache_manager.block_pool.get_cached_block(block_hash, [0])
     return found[0] if found else None
+
+
+def queues(scheduler: Any) -> Callable[[Any], Sequence[Any]]:
+    """What gives the scheduler's queues, of those it has."""
+    names = [name for name in QUEUES if hasattr(scheduler, name)]
+    found = attrgetter(*names)
+    return found if len(names) > 1 else lambda scheduler: (found(scheduler),)
 
 
 def queued(scheduler: Any) -> Iterator[Any]:
@@ -131,3 +175,15 @@ def sampled(output: Any, request_id: str) -> list[int]:
     if place is None or not output.sampled_token_ids:
         return []
     return list(output.sampled_token_ids[place])
+
+
+def num_sampled(output: Any, request_ids: Sequence[str]) -> Any:
+    """How many tokens the runner brought for each request: int64[n]."""
+    tokens, places = output.sampled_token_ids, output.req_id_to_index
+    if not tokens:
+        return np.zeros(len(request_ids), np.int64)
+    try:
+        found = map(len, map(tokens.__getitem__, map(places.__getitem__, request_ids)))
+        return np.fromiter(found, np.int64, len(request_ids))
+    except KeyError:
+        return np.array([len(sampled(output, request_id)) for request_id in request_ids], np.int64)

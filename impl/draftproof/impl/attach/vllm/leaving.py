@@ -33,6 +33,7 @@ class Leaving:
         watch.accounts.move("preempt", [watched], drop)
         if watch.view.blocks:
             watch.owners.give(watched)
+            watch.tails.forget(watched.row)
         if watched.life is not None:
             watched.life.over, watched.life = True, None
         if alone and watch.view.caching and watched.judged:
@@ -52,12 +53,13 @@ class Leaving:
         table = watched.table
         if watch.view.blocks:
             watch.owners.give(watched)
+            watch.tails.forget(watched.row)
         kept_index = watch.index is published(scheduler)
         if watch.view.caching and known and kept_index:
             size = watch.view.rules.block_size
             self._exit(watched, kind, exits.loss(scheduler, watched, ledger.num_registered_tokens, size))
         if watch.recording is not None and kept_index:
-            watch.recording.exit(scheduler, watched, table)
+            watch.recording.exit(scheduler, watched, table, watch.accounts.step)
         idle = event == "finish" or ledger.num_in_flight_tokens == 0
         if watch.shadow is not None and watch.view.caching and kept_index and idle:
             wrong = exits.wrongly_published(scheduler, watched, table, watch.shadow)
@@ -69,6 +71,8 @@ class Leaving:
                 )  # fmt: skip
         if watched.life is not None:
             watched.life.over = True
+        if watch.recording is not None:
+            watch.recording.leave(watched)
         watch.accounts.leave(watched)
         del watch.watched[watched.request_id]
 

@@ -1,8 +1,7 @@
 """Where are the reference ledgers? One column per request, moved by the proven transitions, many at a time.
 
-The functions of `draftproof.impl.accounting` and the ghosts of `draftproof.spec.ghosts` are called with whole
-columns (`draftproof.impl.carrier_numpy`): one call moves all requests to which the same thing happened in a
-step. Nothing about the accounting is said here a second time.
+One compiled call moves all requests to which something happened in a step (`kernel`). What happened in the
+call that is being judged is kept with the states before, for those who have to say what went wrong.
 """
 
 from __future__ import annotations
@@ -11,28 +10,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftproof.impl import carrier_numpy  # noqa: F401  registers the carrier
-from draftproof.impl.accounting import TRANSITIONS
-from draftproof.impl.contracts import plain
+from draftproof.impl.attach.vllm.compiled import passes
+from draftproof.impl.attach.vllm.kernel import (
+    CODE,
+    FIRST_ARGUMENT,
+    FIRST_BEFORE,
+    MOVE_WIDTH,
+    NAMES,
+    NOTHING,
+)
 from draftproof.impl.ledger_table import DROP_STALE, NUM_FIELDS, NUM_LINES
-from draftproof.spec import ghosts
 from draftproof.spec.events import BOOLEAN_ARGUMENTS, EVENTS, Event
 from draftproof.spec.ghosts import Ghosts, State, initial_state
 from draftproof.spec.ledger import Ledger, Rules
 
-CODE = {name: plain(function) for name, function in TRANSITIONS.items()}
-GHOSTS_OF: dict[str, Any] = {name: getattr(ghosts, name) for name in TRANSITIONS}
-
 
 class Move(NamedTuple):
-    """One event that came to several requests at once."""
+    """What happened to several requests at once."""
 
-    name: str
     rows: Any
-    event: Any
-    """The event, its arguments as columns or scalars."""
-    before: State
-    """As columns."""
+    """int64[n]"""
+    work: Any
+    """int64[MOVE_WIDTH or more, n]: the lines of `kernel`."""
 
 
 class Happening(NamedTuple):
@@ -48,7 +47,12 @@ class Ledgers:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
+        self.words = np.array([int(value) for value in rules], np.int64)
+        """The rules, as compiled code takes them."""
+        self.passes = passes()
         self.table = np.zeros((NUM_LINES, 72), np.int64)
+        self.judged = np.zeros(72, np.bool_)
+        """Whose counters are judged."""
         self.moves: list[Move] = []
         """What happened in the call that is being judged; `begin` empties it."""
         self._free = list(range(self.table.shape[1] - 1, -1, -1))
@@ -58,10 +62,12 @@ class Ledgers:
         if not self._free:
             count = self.table.shape[1]
             self.table = np.concatenate([self.table, np.zeros_like(self.table)], axis=1)
+            self.judged = np.concatenate([self.judged, np.zeros_like(self.judged)])
             self._free = list(range(2 * count - 1, count - 1, -1))
         row = self._free.pop()
         state = initial_state(num_prompt_tokens)
         self.table[:, row] = (*state.ledger, *state.ghosts)
+        self.judged[row] = True
         return row
 
     def release(self, row: int) -> None:
@@ -72,54 +78,47 @@ class Ledgers:
         """A call of the engine begins: forget what happened in the last one."""
         self.moves.clear()
 
-    def columns(self, rows: Any) -> State:
-        """The states of these rows, side by side."""
-        part = self.table[:, rows]
-        return _state([*part[:DROP_STALE], part[DROP_STALE] != 0, *part[NUM_FIELDS:]])
-
     def one(self, row: int) -> State:
         """A request's state in plain integers."""
-        values = self.table[:, row].tolist()
-        return _state([*values[:DROP_STALE], values[DROP_STALE] != 0, *values[NUM_FIELDS:]])
+        return _state(self.table[:, row].tolist())
 
-    def move(self, name: str, rows: Any, *arguments: Any, before: State | None = None) -> State:
-        """The event comes to these rows (int64[n], each at most once), its arguments scalars or int64[n].
-        Returns the states before, as columns; `before`: if they have been read already."""
-        before = self.columns(rows) if before is None else before
-        event: Any = EVENTS[name]
-        event = event(*arguments)
-        after = CODE[name](before.ledger, self.rules, *event)
-        truth = GHOSTS_OF[name](before, self.rules, event)
-        for line, values in enumerate((*after, *truth)):
-            self.table[line, rows] = values
-        self.moves.append(Move(name, rows, event, before))
-        return before
+    def move(self, name: str, rows: Any, *arguments: Any) -> Move:
+        """The event comes to these rows (int64[n], each at most once), its arguments scalars or int64[n]."""
+        work = np.empty((MOVE_WIDTH, rows.shape[0]), np.int64)
+        work[CODE] = NAMES.index(name)
+        for place, values in enumerate(arguments):
+            work[FIRST_ARGUMENT + place] = values
+        self.passes.move(self.table, self.words, rows, work)
+        return self.note(rows, work)
+
+    def note(self, rows: Any, work: Any) -> Move:
+        """A pass has moved these rows."""
+        move = Move(rows, work)
+        self.moves.append(move)
+        return move
 
     def happenings(self, row: int) -> list[Happening]:
         """What happened to a request in this call, in order."""
         found = []
         for move in self.moves:
-            (places,) = np.nonzero(move.rows == row)
-            if len(places):
-                found.append(_happening(move, int(places[0])))
+            for place in np.nonzero(move.rows == row)[0].tolist():
+                if move.work[CODE, place] != NOTHING:
+                    found.append(_happening(move.work[:MOVE_WIDTH, place].tolist()))
         return found
 
 
 def _state(values: list[Any]) -> State:
     """Ledger and ghosts from the lines of the table."""
-    return State(Ledger(*values[:NUM_FIELDS]), Ghosts(*values[NUM_FIELDS:]))
+    ledger: list[Any] = [*values[:DROP_STALE], values[DROP_STALE] != 0]
+    return State(Ledger(*ledger), Ghosts(*values[NUM_FIELDS:]))
 
 
-def _happening(move: Move, place: int) -> Happening:
-    def at(value: Any) -> Any:
-        return value[place].item() if isinstance(value, np.ndarray) else value
-
+def _happening(lines: list[int]) -> Happening:
+    name = NAMES[lines[CODE]]
+    kind: Any = EVENTS[name]
     arguments = [
-        bool(at(value)) if field in BOOLEAN_ARGUMENTS else int(at(value))
-        for field, value in move.event._asdict().items()
+        value != 0 if field in BOOLEAN_ARGUMENTS else value
+        for field, value in zip(kind._fields, lines[FIRST_ARGUMENT:], strict=False)
     ]
-    return Happening(
-        move.name,
-        type(move.event)(*arguments),
-        State(Ledger(*map(at, move.before.ledger)), Ghosts(*map(at, move.before.ghosts))),
-    )
+    before = lines[FIRST_BEFORE : FIRST_BEFORE + NUM_LINES]
+    return Happening(name, kind(*arguments), _state(before))

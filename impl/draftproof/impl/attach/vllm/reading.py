@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from draftproof.impl.attach.vllm import engine_view
 from draftproof.impl.attach.vllm.accounts import Accounts
 from draftproof.impl.attach.vllm.content import Shadow
+from draftproof.impl.attach.vllm.kernel import FIRST_ARGUMENT
 from draftproof.impl.attach.vllm.watched import Dispatched, Life, Watched
 
 
@@ -18,13 +19,14 @@ def verify(
     drafted: Mapping[str, Sequence[int]],
 ) -> None:
     """Look at the slots that each request of the step has read, then note what it has written."""
-    for place, watched in enumerate(step.watched):
+    several, sizes = step.party.watched, step.work[FIRST_ARGUMENT].tolist()
+    for place, watched in enumerate(several):
         life = step.lives[place]
         if life is None:
             continue
         chunk = step.chunks.get(place)
         start = chunk.start if chunk is not None else life.num_device_tokens - 1
-        num_tokens = int(step.num_tokens[place])
+        num_tokens = sizes[place]
         if not life.over and life is watched.life and life.num_verified < start:
             _read(accounts, shadow, watched, life, start)
         drafts = drafted.get(watched.request_id, ())

@@ -78,7 +78,8 @@ class Report:
 
     def count(self, name: str, amount: int = 1, **labels: str) -> None:
         """Raise a counter."""
-        self.counts[name, tuple(sorted(labels.items()))] += amount
+        key = (name, tuple(sorted(labels.items()))) if labels else (name, ())
+        self.counts[key] += amount
 
     def leave_out(self, reason: str) -> None:
         """Something is not judged; said once, counted always."""

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from draftproof.impl.attach.vllm import engine_view
 from draftproof.impl.attach.vllm.content import chain
+from draftproof.impl.attach.vllm.kernel import ENDING, UNFIT, VERDICT, WIDTH
 from draftproof.impl.attach.vllm.leaving import FINISH, TRIMMED
 from draftproof.impl.attach.vllm.reading import verify
 from draftproof.impl.attach.vllm.watched import Dispatched, Watched
-from draftproof.impl.ledger_table import NUM_STALE_TOKENS, NUM_TOKENS
-from draftproof.spec.ledger import FINISHED
+from draftproof.impl.ledger_table import NUM_TOKENS
 
 if TYPE_CHECKING:
     from draftproof.impl.attach.vllm.watch import Watch
+
+_resumable = attrgetter("resumable")
+_NO_SESSIONS = np.zeros((2, 0), np.int64)
 
 
 class Returning(NamedTuple):
@@ -41,17 +45,18 @@ class Settler:
         step = self._step(output)
         if step is None:
             return Returning(None, None, {})
-        places, tokens = brought.req_id_to_index, brought.sampled_token_ids
-        ids = [watched.request_id for watched in step.watched]
-        counts = np.array([len(tokens[places[name]]) if tokens and name in places else 0 for name in ids])
+        party = step.party
+        counts = engine_view.num_sampled(brought, party.request_ids)
         if watch.shadow is not None:
-            sampled = [engine_view.sampled(brought, watched.request_id) for watched in step.watched]
+            sampled = [engine_view.sampled(brought, request_id) for request_id in party.request_ids]
             verify(watch.accounts, watch.shadow, step, sampled, output.scheduled_spec_decode_tokens)
-        next_chunks = {
-            watched.request_id: watched.request.streaming_queue[0]
-            for watched in step.watched
-            if watched.row >= 0 and watched.request.resumable and watched.request.streaming_queue
-        }
+        next_chunks = {}
+        if any(map(_resumable, party.requests)):
+            next_chunks = {
+                watched.request_id: watched.request.streaming_queue[0]
+                for watched in party.watched
+                if watched.row >= 0 and watched.request.resumable and watched.request.streaming_queue
+            }
         return Returning(step, counts, next_chunks)
 
     def _step(self, output: Any) -> Dispatched | None:
@@ -72,54 +77,60 @@ class Settler:
         watch = self._watch
         step = returning.step
         assert step is not None
-        here = np.array([place for place, watched in enumerate(step.watched) if watched.row >= 0], np.int64)
-        if not here.size:
-            return
-        several = [step.watched[place] for place in here.tolist()]
-        rows = np.array([watched.row for watched in several])
-        table = watch.accounts.ledgers.table
-        known, stale = table[NUM_TOKENS, rows], table[NUM_STALE_TOKENS, rows] > 0
-        found = watch.accounts.read(several)
-        kept, stopped = found[:, 0] - known, (found[:, 6] == FINISHED).astype(np.int64)
-        told = None
-        for place, watched in enumerate(several):
-            if watched.request.resumable:
-                told = _told(results) if told is None else told
-                kept[place], stopped[place] = _turn(told.get(watched.request_id))
-        brought = returning.counts[here]
-        samples = step.samples[here] & ~stale
-        fits = (kept >= 1) & (kept <= brought) & (brought <= step.num_drafts[here] + 1)
-        for place in np.nonzero(samples & ~fits)[0].tolist():
-            watch.unjudge(several[place], "a step that samples brought nothing, or more than was drafted")
-            kept[place] = max(int(kept[place]), 1)
-        for name, chosen in (
-            ("chunk_output", ~step.samples[here] & ~stale),
-            ("output", samples),
-            ("stale_output", stale),
-        ):
-            places = np.nonzero(chosen)[0]
-            if not places.size:
-                continue
-            arguments = [step.num_tokens[here][places]]
-            if name == "output":
-                arguments += [step.num_drafts[here][places], np.maximum(brought[places] - 1, 0)]
-            if name != "chunk_output":
-                arguments += [kept[places], stopped[places]]
-            moved = several if places.size == len(several) else [several[place] for place in places.tolist()]
-            watch.accounts.move(name, moved, *arguments)
+        party, brought = step.party, returning.counts
+        if party.generation != watch.accounts.generation:
+            here = [place for place, watched in enumerate(party.watched) if watched.row >= 0]
+            if not here:
+                return
+            places = np.array(here, np.int64)
+            party, brought = watch.accounts.party([party.watched[place] for place in here]), brought[places]
+        else:
+            places = engine_view.NOTHING
+        several, requests, rows = party.watched, party.requests, party.rows
+        ledgers = watch.accounts.ledgers
+        numbers, drafts = engine_view.read(requests)
+        published = watch.published_blocks(scheduler, party.request_ids)
+        known = ledgers.table[NUM_TOKENS, rows].tolist() if watch.shadow is not None else []
+        work = np.empty((WIDTH, rows.shape[0]), np.int64)
+        verdicts = ledgers.passes.settle(
+            ledgers.table,
+            ledgers.judged,
+            ledgers.words,
+            watch.accounts.statuses,
+            rows,
+            step.work,
+            places,
+            brought,
+            self._turns(requests, results),
+            numbers,
+            drafts,
+            published,
+            work,
+        )
+        watch.accounts.moved(rows, work, rows.shape[0])
         if watch.shadow is not None:
-            for watched, num_known in zip(several, known.tolist(), strict=True):
+            for watched, num_known in zip(several, known, strict=True):
                 self._extend(watched, num_known)
-        ending = (stopped > 0) & (samples | stale)
-        if not ending.any():
-            watch.accounts.compare(several, found=found)
-            watch.accounts.compare_registered(scheduler, several)
+        if not verdicts:
+            watch.accounts.told(rows, work)
             return
-        still = [watched for watched, ends in zip(several, ending.tolist(), strict=True) if not ends]
-        watch.accounts.compare(still, found=found[~ending])
-        watch.accounts.compare_registered(scheduler, still)
-        for place in np.nonzero(ending)[0].tolist():
+        (still,) = np.nonzero((work[VERDICT] & ENDING) == 0)
+        watch.accounts.told(rows[still], work[:, still])
+        for place in np.nonzero(work[VERDICT] & UNFIT)[0].tolist():
+            watch.unjudge(several[place], "a step that samples brought nothing, or more than was drafted")
+        watch.accounts.explain(several, work, published)
+        for place in np.nonzero(work[VERDICT] & ENDING)[0].tolist():
             self._stop(scheduler, several[place], returning.next_chunks)
+
+    def _turns(self, requests: list[Any], results: Any) -> Any:
+        """What became of sessions: int64[2, n], tokens kept and whether the turn ended; -1 for all others."""
+        if not any(map(_resumable, requests)):
+            return _NO_SESSIONS
+        told, found = _told(results), np.full((2, len(requests)), -1, np.int64)
+        for place, request in enumerate(requests):
+            if request.resumable:
+                found[:, place] = _turn(told.get(request.request_id))
+        return found
 
     def _extend(self, watched: Watched, num_known: int) -> None:
         """The digests of the tokens that have come."""

@@ -11,8 +11,6 @@ import logging
 from collections import deque
 from typing import Any
 
-import numpy as np
-
 from draftproof.impl.attach.vllm import engine_view, versions
 from draftproof.impl.attach.vllm.accounts import Accounts
 from draftproof.impl.attach.vllm.blocks import Owners
@@ -23,12 +21,8 @@ from draftproof.impl.attach.vllm.recording import Recording
 from draftproof.impl.attach.vllm.reports import ContractViolationError, Report
 from draftproof.impl.attach.vllm.settings import Settings
 from draftproof.impl.attach.vllm.settling import Returning, Settler
+from draftproof.impl.attach.vllm.tails import Tails
 from draftproof.impl.attach.vllm.watched import Dispatched, Watched
-from draftproof.impl.ledger_table import (
-    NUM_DRAFT_TOKENS,
-    NUM_IN_FLIGHT_TOKENS,
-    NUM_STALE_TOKENS,
-)
 from draftproof.spec.ledger import PAUSED, RUNNING
 
 logger = logging.getLogger("draftproof.attach.vllm")
@@ -45,13 +39,14 @@ class Watch:
         for reason in self.view.left_out:
             report.leave_out(reason)
         self.accounts = Accounts(self.view, report, codes)
-        self.owners = Owners()
+        self.owners, self.tails = Owners(), Tails()
         content = settings.content and self.view.blocks
         self.shadow = Shadow(self.view.rules.block_size, complete=not scheduler.requests) if content else None
         self.watched: dict[str, Watched] = {}
         self.in_flight: deque[Dispatched] = deque()
         self.dispatcher, self.settler, self.leaving = Dispatcher(self), Settler(self), Leaving(self)
         self._told = 0
+        self._queues_of = engine_view.queues(scheduler)
         self._lost: frozenset[str] = frozenset()
         self.index = published(scheduler)
         self.recording = self._record(scheduler)
@@ -64,18 +59,20 @@ class Watch:
             return None
         lookahead = int(getattr(scheduler, "num_lookahead_tokens", 0) or 0)
         try:
-            recording = Recording(self.view, self.settings.trace_path, versions.installed(), lookahead)
+            recording = Recording(
+                self.view, self.codes, self.settings.trace_path, versions.installed(), lookahead
+            )
         except (RuntimeError, ValueError) as error:
             self.report.leave_out("the trace")
             logger.error("draftproof: %s", error)
             return None
-        self.accounts.listener = recording.note
+        self.accounts.recording = recording
         return recording
 
-    def _flush(self, scheduler: Any) -> None:
+    def _flush(self) -> None:
         """A call is over."""
         if self.recording is not None:
-            self.recording.flush(scheduler, self.accounts.step, self.codes)
+            self.recording.flush()
 
     # What the engine does not tell, told from what is different.
 
@@ -90,7 +87,8 @@ class Watch:
         """A call begins: what has happened since the last one?"""
         self.accounts.begin()
         self.leavers(scheduler)
-        for request_id in sorted(getattr(scheduler, "reset_preempted_req_ids", None) or ()):
+        reset = getattr(scheduler, "reset_preempted_req_ids", None)
+        for request_id in sorted(reset) if reset else ():
             watched = self.watched.get(request_id)
             if (
                 watched is not None
@@ -113,45 +111,23 @@ class Watch:
         for request_id in sorted(gone):
             self.leaving.leave(scheduler, self.watched[request_id], "abort", ABORT)
 
-    def _drafts(self, scheduler: Any) -> None:
-        """What a drafter has proposed since the last call."""
-        if not self.view.rules.num_speculative_tokens:
-            return
-        running = [self.watched.get(request.request_id) for request in scheduler.running]
-        asked = [watched for watched in running if watched is not None and watched.judged]
-        if not asked:
-            return
-        rows = np.array([watched.row for watched in asked])
-        found = np.array([len(watched.request.spec_token_ids) for watched in asked])
-        table = self.accounts.ledgers.table
-        changed = found != table[NUM_DRAFT_TOKENS, rows]
-        if not changed.any():
-            return
-        flying = table[NUM_IN_FLIGHT_TOKENS, rows] > table[NUM_STALE_TOKENS, rows]
-        for place in np.nonzero(changed & flying)[0].tolist():
-            self.unjudge(asked[place], "drafts that changed while a step was in flight")
-        places = np.nonzero(changed & ~flying)[0].tolist()
-        self.accounts.move("draft", [asked[place] for place in places], found[places])
-
     # Around `schedule`.
 
     def before_schedule(self, scheduler: Any) -> None:
         """The engine is about to decide a step."""
         self._begin(scheduler)
-        self._drafts(scheduler)
+        self.dispatcher.propose(scheduler)
 
     def after_schedule(self, scheduler: Any, output: Any) -> None:
         """The engine has decided a step."""
         self.accounts.step += 1
         self.report.count("steps")
-        several = self.dispatcher.dispatch(scheduler, output)
-        self.accounts.compare(several)
-        self.accounts.compare_registered(scheduler, several)
+        self.dispatcher.dispatch(scheduler, output)
         due = self.accounts.step % self.settings.sweep_interval == 0
         self._queues(scheduler, thoroughly=due)
         if due:
             self.sweep(scheduler)
-        self._flush(scheduler)
+        self._flush()
 
     # Around `update_from_output`.
 
@@ -168,7 +144,7 @@ class Watch:
         self._queues(scheduler)
         if self.view.blocks:
             self._blocks()
-        self._flush(scheduler)
+        self._flush()
 
     # Around `add_request`.
 
@@ -196,7 +172,7 @@ class Watch:
             self.fold(watched, len(request.prompt_token_ids or ()))
             self.accounts.compare([watched])
         self._queues(scheduler)
-        self._flush(scheduler)
+        self._flush()
 
     def _start(self, request: Any) -> Watched:
         watched = self.accounts.start(request)
@@ -225,7 +201,7 @@ class Watch:
 
     def _queues(self, scheduler: Any, *, thoroughly: bool = False) -> None:
         """One queue per live request. Usually it is enough to count."""
-        lengths = sum(len(getattr(scheduler, name, ())) for name in engine_view.QUEUES)
+        lengths = sum(map(len, self._queues_of(scheduler)))
         if lengths == len(scheduler.requests) and not thoroughly:
             self._lost = frozenset()
             return
@@ -261,6 +237,12 @@ class Watch:
         if self.view.blocks:
             for problem in self.owners.sweep(scheduler, self.watched.values()):
                 self.tell_of_blocks(problem)
+
+    def published_blocks(self, scheduler: Any, request_ids: list[str]) -> Any:
+        """How many blocks the engine has published for each: int64[n], or of length 0 without a cache."""
+        if not self.view.caching:
+            return engine_view.NOTHING
+        return engine_view.num_registered_blocks(scheduler, request_ids)
 
     def unjudge(self, watched: Watched, reason: str) -> None:
         """From now on this request's counters are not judged."""

@@ -4,25 +4,52 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from draftproof.impl.attach.vllm.ledgers import Ledgers
+
 
 class Watched:
     """A request under watch."""
 
-    __slots__ = ("digests", "judged", "life", "request", "request_id", "row", "start_digest", "table")
+    __slots__ = (
+        "_judged",
+        "_ledgers",
+        "digests",
+        "life",
+        "request",
+        "request_id",
+        "row",
+        "start_digest",
+        "table",
+    )
 
-    def __init__(self, request: Any, row: int) -> None:
+    def __init__(self, request: Any, row: int, ledgers: Ledgers) -> None:
         self.request_id: str = request.request_id
         self.request = request
         self.row = row
         """In the reference ledgers; -1 once it has left."""
-        self.judged = True
-        """False after its first wrong counter: what follows from that is not told as news."""
+        self._ledgers = ledgers
+        self._judged = True
         self.table: list[Any] = []
         """The blocks it holds, as far as the messages told."""
         self.digests: list[int] = []
         """By position: the chained digest of the known tokens up to and with it."""
         self.start_digest = 0
         self.life: Life | None = None
+
+    @property
+    def judged(self) -> bool:
+        """False after its first wrong counter: what follows from that is not told as news."""
+        return bool(self._ledgers.judged[self.row]) if self.row >= 0 else self._judged
+
+    @judged.setter
+    def judged(self, value: bool) -> None:
+        self._judged = value
+        if self.row >= 0:
+            self._ledgers.judged[self.row] = value
+
+    def leave(self) -> None:
+        """It has left: its row may become somebody else's."""
+        self._judged, self.row = self.judged, -1
 
 
 class Life:
@@ -54,15 +81,26 @@ class Chunk(NamedTuple):
     token_ids: list[int]
 
 
+class Party(NamedTuple):
+    """The requests of a step, in its order. The next step often has the same: then it is kept."""
+
+    generation: int
+    """Of `Accounts`, when it was put together: rows are right as long as that is the present one."""
+    request_ids: list[str]
+    watched: list[Watched]
+    requests: list[Any]
+    rows: Any
+    """int64[n]"""
+
+
 class Dispatched(NamedTuple):
-    """A step on its way. Columns are int64 or bool, one entry a request."""
+    """A step on its way."""
 
     output: Any
     """The engine's own object, by which the step is known when it returns."""
-    watched: list[Watched]
-    num_tokens: Any
-    num_drafts: Any
-    samples: Any
+    party: Party
+    work: Any
+    """What was dispatched, int64[WIDTH, n]: the lines of `kernel`."""
     lives: list[Life | None]
     """With content checks only."""
     chunks: dict[int, Chunk]
