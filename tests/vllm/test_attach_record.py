@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,18 @@ SETTINGS = Settings(
 )
 
 
-def record(path: Path, settings: Settings, *, corrected: bool) -> World:
+def record(path: Path, settings: Settings, *, corrected: bool, **options: Any) -> World:
     """A scheduler that is recorded."""
-    checks = EVERY_STEP._replace(mode="record", trace_path=str(path))
+    checks = EVERY_STEP._replace(mode="record", trace_path=str(path), **options)
     return world(settings, corrected=corrected, checks=checks)
 
 
-def verdict(path: Path) -> Any:
+def verdict(*paths: Path) -> Any:
     """What the checker of traces says."""
     from draftproof.impl.traces.checking import check_source
     from draftproof.impl.traces.sources import sources_of
 
-    (source,), unreadable = sources_of([str(path)])
+    (source,), unreadable = sources_of([str(path) for path in paths])
     assert not unreadable
     return check_source(source, num_threads=1)
 
@@ -66,3 +67,13 @@ def test_a_trace_that_cannot_be_written_stops_nothing(
     session(there, chunk=[7, 8])
     assert "exists already" in caplog.text
     assert there.report.total("violations") == 1
+
+
+def test_a_trace_goes_on_in_other_files_and_is_named_after_its_process(tmp_path: Path) -> None:
+    there = record(tmp_path / "run-{pid}.ndjson", SETTINGS, corrected=True, trace_bytes=100_000)
+    Traffic(Plan(7, SETTINGS, num_requests=150, reset_percent=0), there.scheduler).run()
+    there.around.close()
+    parts = sorted(tmp_path.iterdir())
+    assert tmp_path / f"run-{os.getpid()}.ndjson" in parts and len(parts) > 1
+    report = verdict(*parts)
+    assert report.verdict == "clean" and len(report.paths) == len(parts), report

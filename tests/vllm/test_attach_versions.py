@@ -88,7 +88,12 @@ def test_the_classes_are_found_by_name_and_keep_the_signatures() -> None:
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("DRAFTPROOF_VLLM", "loud"), ("DRAFTPROOF_VLLM_CONTENT", "2"), ("DRAFTPROOF_VLLM_SWEEP", "-1")],
+    [
+        ("DRAFTPROOF_VLLM", "loud"),
+        ("DRAFTPROOF_VLLM_CONTENT", "2"),
+        ("DRAFTPROOF_VLLM_SWEEP", "-1"),
+        ("DRAFTPROOF_VLLM_TRACE_BYTES", "1 MB"),
+    ],
 )
 def test_a_setting_that_cannot_be_is_refused_with_what_can(variable: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"{variable} is '{value}': it"):

@@ -19,6 +19,7 @@ from draftproof.spec.events import EVENTS
 
 if TYPE_CHECKING:
     from draftproof.impl.attach.vllm.engine_view import View
+    from draftproof.impl.attach.vllm.settings import Settings
     from draftproof.impl.attach.vllm.watched import Watched
 
 TOLD = (
@@ -31,6 +32,7 @@ TOLD = (
     "status",
 )
 """In the order of `engine_view.counters`."""
+DEFAULT_PATH = "draftproof-vllm-{pid}.ndjson"
 NUM_LEFT = 5
 """Of a request that has left, only N, C, P, F and S are told."""
 
@@ -42,7 +44,7 @@ class Recording:
         self,
         view: View,
         codes: dict[Any, int],
-        path: str | None,
+        settings: Settings,
         version: str,
         num_lookahead_tokens: int,
     ) -> None:
@@ -57,7 +59,7 @@ class Recording:
         rules = view.rules
         self.view, self.codes = view, codes
         self.trace = recorder.TraceWriter(
-            path or f"draftproof-vllm-{os.getpid()}.ndjson",
+            (settings.trace_path or DEFAULT_PATH).replace("{pid}", str(os.getpid())),
             recorder.header(
                 engine="vllm",
                 engine_version=version,
@@ -68,6 +70,7 @@ class Recording:
                 max_model_len=view.max_model_len,
                 num_lookahead_tokens=num_lookahead_tokens,
             ),
+            max_bytes=settings.trace_bytes,
         )
         self._passes = rows.passes()
         self._layout = layout(columns, format)

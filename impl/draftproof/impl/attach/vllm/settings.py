@@ -5,7 +5,8 @@ DRAFTPROOF_VLLM          report (one log line per distinct violation), raise, re
 DRAFTPROOF_VLLM_CONTENT  0 leaves out the token-level shadow of the KV slots
 DRAFTPROOF_VLLM_SWEEP    every so many steps all counters, owners and reference counts are compared (64)
 DRAFTPROOF_VLLM_METRICS  a file for the counters, in Prometheus's text form, written when the process ends
-DRAFTPROOF_VLLM_TRACE    where `record` writes its trace
+DRAFTPROOF_VLLM_TRACE    where `record` writes its trace; {pid} is the process, a name in .zst compresses
+DRAFTPROOF_VLLM_TRACE_BYTES  the trace goes on in another file after about so many bytes
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Settings(NamedTuple):
     """Steps between two comparisons of everything with everything."""
     metrics_path: str | None = None
     trace_path: str | None = None
+    trace_bytes: int | None = None
+    """After so many the trace goes on in another file."""
 
 
 def switched_on(environment: Mapping[str, str] = os.environ) -> bool:
@@ -49,10 +52,14 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
     interval = environment.get(f"{SWITCH}_SWEEP", "64")
     if not (interval.isascii() and interval.isdigit() and 0 < int(interval) < 1_000_000):
         raise SettingsError(f"{SWITCH}_SWEEP is {interval!r}: it is a number of steps, at least 1")
+    size = environment.get(f"{SWITCH}_TRACE_BYTES") or None
+    if size is not None and not (size.isascii() and size.isdigit() and int(size[:18]) > 0):
+        raise SettingsError(f"{SWITCH}_TRACE_BYTES is {size!r}: it is a number of bytes, at least 1")
     return Settings(
         mode=mode,
         content=content == "1",
         sweep_interval=int(interval),
         metrics_path=environment.get(f"{SWITCH}_METRICS") or None,
         trace_path=environment.get(f"{SWITCH}_TRACE") or None,
+        trace_bytes=None if size is None else int(size),
     )

@@ -59,9 +59,7 @@ class Watch:
             return None
         lookahead = int(getattr(scheduler, "num_lookahead_tokens", 0) or 0)
         try:
-            recording = Recording(
-                self.view, self.codes, self.settings.trace_path, versions.installed(), lookahead
-            )
+            recording = Recording(self.view, self.codes, self.settings, versions.installed(), lookahead)
         except (RuntimeError, ValueError) as error:
             self.report.leave_out("the trace")
             logger.error("draftproof: %s", error)
