@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.vllm import engine
 from tests.vllm.attach_traffic import Plan, Traffic
 from tests.vllm.attach_world import EVERY_STEP, World, world
 from tests.vllm.test_attach import session
 from tests.vllm.workloads import Settings
+
+from draftproof.impl.attach.vllm import reports
 
 pytest.importorskip("msgspec")
 
@@ -77,3 +82,29 @@ def test_a_trace_goes_on_in_other_files_and_is_named_after_its_process(tmp_path:
     assert tmp_path / f"run-{os.getpid()}.ndjson" in parts and len(parts) > 1
     report = verdict(*parts)
     assert report.verdict == "clean" and len(report.paths) == len(parts), report
+
+
+def test_the_counters_are_in_their_file_while_the_engine_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not only at the end: a server may kill its engine core."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    checks = EVERY_STEP._replace(metrics_path=str(tmp_path / "counters-{pid}"))
+    there = world(Settings(), corrected=True, checks=checks)
+    there.scheduler.add_request(engine.new_request("a", range(40), max_tokens=40))
+    told = []
+    for _ in range(3):
+        there.settle(there.scheduler.schedule(), a=[10])
+        told.append((tmp_path / f"counters-{os.getpid()}").read_text())
+        clock[0] += 0.6 * reports.SECONDS
+    told.append(there.report.metrics())
+    steps = [re.search(r"^draftproof_vllm_steps_total (\d+)$", text, re.M) for text in told]
+    assert [int(found[1]) for found in steps if found] == [1, 1, 3, 3]
+    assert len(list(tmp_path.iterdir())) == 1
+    tmp_path.joinpath(f"counters-{os.getpid()}").unlink()
+    tmp_path.rmdir()
+    for _ in range(2):
+        clock[0] += 2 * reports.SECONDS
+        there.settle(there.scheduler.schedule(), a=[10])
+    assert caplog.text.count("the counters could not be written") == 1

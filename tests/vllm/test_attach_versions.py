@@ -124,7 +124,7 @@ def test_the_plug_in_is_switched_by_the_environment_and_says_so(
 ) -> None:
     monkeypatch.setenv("DRAFTPROOF_VLLM", value)
     monkeypatch.setattr(plugin, "_installed", [])
-    monkeypatch.setattr(reports, "say_at_exit", lambda path: None)
+    monkeypatch.setattr(reports, "say_at_exit", lambda: None)
     plugin.register()
     plugin.register()
     try:

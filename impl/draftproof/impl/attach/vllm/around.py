@@ -34,6 +34,8 @@ class Around:
         self.report = reports.PROCESS if report is None else report
         self._codes = engine_view.status_codes(RequestStatus)
         self._recordings: list[Any] = []
+        path = settings.metrics_path
+        self._metrics = None if path is None else reports.MetricsFile(path, self.report)
         self._asynchronous = AsyncScheduler
 
     def watch(self, scheduler: Any) -> Watch | None:
@@ -61,7 +63,9 @@ class Around:
         return found
 
     def close(self) -> None:
-        """No more schedulers will be watched: traces end."""
+        """No more schedulers will be watched: traces end, and the counters are written for the last time."""
+        if self._metrics is not None and self.report.total("steps"):
+            self._metrics.write()
         for recording in self._recordings:
             try:
                 recording.close()
@@ -103,6 +107,8 @@ class Around:
         results = call()
         if returning is not None:
             self._guarded(scheduler, lambda watch: watch.after_update(scheduler, returning, results))
+        if self._metrics is not None:
+            self._metrics.write_if_due()
         return results
 
     def add_request(self, scheduler: Any, request: Any, call: Callable[[], Any]) -> Any:

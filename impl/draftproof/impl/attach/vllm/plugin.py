@@ -36,7 +36,7 @@ def register() -> None:
         _installed.append(None)
         return
     _installed.append(Installed(around))
-    reports.say_at_exit(chosen.metrics_path)
+    reports.say_at_exit()
     atexit.register(around.close)
     content = "with" if chosen.content else "without"
     logger.warning("draftproof: the scheduler is checked (%s, %s content checks)", chosen.mode, content)

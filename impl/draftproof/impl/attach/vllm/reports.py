@@ -8,15 +8,21 @@ for the whole process, as an engine core has one scheduler; their text form is P
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import json
 import logging
+import os
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 logger = logging.getLogger("draftproof.attach.vllm")
+SECONDS = 10.0
+"""Between two writings of the counters."""
 MOST_KEPT = 1_000
 """Violations that are kept whole; all are counted."""
 
@@ -139,24 +145,49 @@ METRICS = {
     "blocks_settled": "Settled blocks that had to be findable at exits.",
 }
 
+
+class MetricsFile:
+    """The counters in a file, for whoever collects them: never half of them, and anew every few seconds,
+    since an engine core may be killed when its server stops."""
+
+    def __init__(self, path: str, report: Report) -> None:
+        self.path, self._report = Path(path.replace("{pid}", str(os.getpid()))), report
+        self._due = 0.0
+        self._failed = False
+
+    def write_if_due(self) -> None:
+        """Write if that was long ago."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + SECONDS
+            self.write()
+
+    def write(self) -> None:
+        """Write now. What cannot be written is told once."""
+        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            beside.write_text(self._report.metrics())
+            beside.replace(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            if not self._failed:
+                logger.warning(
+                    "draftproof: the counters could not be written to %s: %s", self.path, error.strerror
+                )
+            self._failed = True
+
+
 PROCESS = Report()
 """What this process's engine core has found."""
-_at_exit: list[str | None] = []
 
 
-def say_at_exit(metrics_path: str | None) -> None:
-    """When the process ends, log the summary of what it found, and write the counters if a file was named."""
-    if not _at_exit:
-        atexit.register(_say)
-    _at_exit.append(metrics_path)
+@functools.cache
+def say_at_exit() -> None:
+    """When the process ends, log the summary of what it found."""
+    atexit.register(_say)
 
 
 def _say() -> None:
-    if not PROCESS.total("steps"):
-        return
-    logger.warning("draftproof summary: %s", PROCESS.summary())
-    for path in {path for path in _at_exit if path}:
-        try:
-            Path(path).write_text(PROCESS.metrics())
-        except OSError as error:
-            logger.warning("draftproof: the counters could not be written to %s: %s", path, error.strerror)
+    if PROCESS.total("steps"):
+        logger.warning("draftproof summary: %s", PROCESS.summary())

@@ -22,7 +22,7 @@ def _around() -> Around:
     """The checks of this process, as the environment switches them."""
     chosen = settings.read()
     around = Around(chosen)
-    reports.say_at_exit(chosen.metrics_path)
+    reports.say_at_exit()
     atexit.register(around.close)
     return around
 

@@ -4,9 +4,11 @@ DRAFTPROOF_VLLM          report (one log line per distinct violation), raise, re
                          refused, and without it the plug-in does nothing
 DRAFTPROOF_VLLM_CONTENT  0 leaves out the token-level shadow of the KV slots
 DRAFTPROOF_VLLM_SWEEP    every so many steps all counters, owners and reference counts are compared (64)
-DRAFTPROOF_VLLM_METRICS  a file for the counters, in Prometheus's text form, written when the process ends
-DRAFTPROOF_VLLM_TRACE    where `record` writes its trace; {pid} is the process, a name in .zst compresses
+DRAFTPROOF_VLLM_METRICS  a file for the counters, in Prometheus's text form, written every ten seconds
+DRAFTPROOF_VLLM_TRACE    where `record` writes its trace; a name in .zst compresses
 DRAFTPROOF_VLLM_TRACE_BYTES  the trace goes on in another file after about so many bytes
+
+In both names {pid} is the process.
 """
 
 from __future__ import annotations
