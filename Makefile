@@ -62,16 +62,22 @@ report: $(PROVE) ## write the proofs as one HTML page, build/report.html
 	@mkdir -p build
 	@$(BIN)/draftproof report --output build/report.html
 
-bench: $(PROVE) ## time the accounting and, where torch and transformers are installed, the runner beside these
+bench: $(PROVE) ## time the accounting and, where what they need is installed, traces and the runner
 	@$(BIN)/python tests/benchmarks/accounting.py
+	@if $(BIN)/python -c 'import msgspec, pyarrow' 2>/dev/null; then \
+	  $(BIN)/python -m tests.benchmarks.traces; \
+	else \
+	  echo "traces were not timed: msgspec or pyarrow is not in $(VENV) (make test installs them)"; \
+	fi
 	@if $(BIN)/python -c 'import torch, transformers' 2>/dev/null; then \
 	  $(BIN)/python -m tests.benchmarks.runner; \
 	else \
 	  echo "the runner was not timed: torch or transformers is not in $(VENV) (make test installs them)"; \
 	fi
 
-bench-vllm: $(VLLM) ## time the scheduler and vLLM 0.32's side by side; writes build/bench/scheduler.json
+bench-vllm: $(VLLM) ## time vLLM 0.32's scheduler: beside ours, and with the checks around it; writes to build/bench
 	@$(VLLM_BIN)/python -m tests.benchmarks.vllm
+	@$(VLLM_BIN)/python -m tests.benchmarks.attach
 
 mutants: $(MUTANTS) ## break the code on purpose and count what the proofs notice
 	@$(BIN)/draftproof mutants

@@ -1,7 +1,8 @@
 """What do the checks cost? vLLM's own scheduler step, and the same with the checks around it.
 
 A benchmark, not a test: nothing is asserted about time. All sides run the same steps, round by round in turn;
-of each step the fastest round counts, in thread CPU time, and a ratio is a checked mean over vLLM's.
+of each step the fastest round counts, in thread CPU time, and a ratio is a checked mean over vLLM's. What
+recording costs is what it adds to the checks in the engine's thread; the thread that writes is told apart.
 `.venv-vllm/bin/python -m tests.benchmarks.attach` prints the table and writes build/bench/attach.json.
 """
 
@@ -14,6 +15,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +38,7 @@ from draftproof.impl.attach.vllm.reports import Report
 from draftproof.impl.attach.vllm.settings import Settings
 
 OUTPUT = Path("build/bench/attach.json")
-STEPS = {1: 160, 32: 96, 256: 48, 1_024: 16}
+STEPS = {1: 160, 8: 160, 32: 96, 256: 48, 1_024: 16}
 """By number of running requests; with three drafts a block is filled every fifth step or so."""
 
 
@@ -75,13 +77,24 @@ def checked(side: Side, folder: str) -> Iterator[None]:
     assert report.total("steps") > 0 and not report.violations and not report.unjudged, report.summary()
 
 
-def measure_one(size: int, num_drafts: int, asynchronous: bool, side: Side) -> Run:
+class Measured(NamedTuple):
+    """One side's run, and what its other threads did: the one that writes the trace, if there is one."""
+
+    run: Run
+    others_us: float
+    """Processor time a step."""
+
+
+def measure_one(size: int, num_drafts: int, asynchronous: bool, side: Side) -> Measured:
     """One side's steps: all of them decode."""
-    settings = decode_settings(size, num_drafts, asynchronous)
-    with tempfile.TemporaryDirectory() as folder, checked(side, folder):
-        return drive(
-            build("vllm", settings, size), decoding(size), first=WARM_UP_STEPS, num_steps=STEPS[size]
-        )
+    settings, count = decode_settings(size, num_drafts, asynchronous), STEPS[size]
+    with tempfile.TemporaryDirectory() as folder:
+        with checked(side, folder):
+            scheduler = build("vllm", settings, size)
+            begun = time.process_time_ns() - time.thread_time_ns()
+            run = drive(scheduler, decoding(size), first=WARM_UP_STEPS, num_steps=count)
+        others = time.process_time_ns() - time.thread_time_ns() - begun
+    return Measured(run, others / 1_000 / (WARM_UP_STEPS + count))
 
 
 def measure(
@@ -93,10 +106,11 @@ def measure(
         for num_drafts in (0, 3):
             for size in sizes:
                 say(f"{size} requests, K={num_drafts}, {mode}")
-                rounds = [
+                measured = [
                     {side.name: measure_one(size, num_drafts, asynchronous, side) for side in sides}
                     for _ in range(num_rounds)
                 ]
+                rounds = [{name: one.run for name, one in runs.items()} for runs in measured]
                 means = {side.name: mean(fastest(rounds, side.name)) for side in sides}
                 all_rounds = {side.name: [mean(runs[side.name].steps) for runs in rounds] for side in sides}
                 row: dict[str, Any] = {"n": size, "k": num_drafts, "mode": mode}
@@ -110,6 +124,11 @@ def measure(
                     for side in sides
                     if side.settings is not None
                 }
+                if "record" in means and "content" in means:
+                    writing = min(runs["record"].others_us for runs in measured)
+                    row["recording_share"] = round((means["record"] - means["content"]) / means["vllm"], 3)
+                    row["writing_us"] = round(writing, 1)
+                    row["writing_share"] = round(writing / means["vllm"], 3)
                 rows.append(row)
     return rows
 
@@ -120,6 +139,8 @@ def table(rows: list[dict[str, Any]], sides: list[Side]) -> str:
     head = f"{'requests':>8}{'K':>3}  {'mode':13}{'vLLM us':>10}" + "".join(
         f"{side.name:>12}" for side in named
     )
+    if rows and "recording_share" in rows[0]:
+        head += f"{'recording':>11}{'writing':>11}"
     lines = [
         "a scheduler step of vLLM, and how many times as long it takes with the checks around it",
         "",
@@ -127,18 +148,20 @@ def table(rows: list[dict[str, Any]], sides: list[Side]) -> str:
     ]
     for row in rows:
         cells = "".join(f"{row[f'{side.name}_ratio']:>11.2f}x" for side in named)
+        if "recording_share" in row:
+            cells += f"{row['recording_share']:>11.1%}{row['writing_share']:>11.1%}"
         lines.append(f"{row['n']:>8}{row['k']:>3}  {row['mode']:13}{row['vllm_us']:>10,.1f}{cells}")
     goals = ", ".join(f"{side.name} {side.goal}" for side in named if side.goal is not None)
-    return "\n".join([*lines, "", f"goals: {goals}"])
+    return "\n".join([*lines, "", f"goals: {goals}; recording 10% of vLLM's step at 256 requests"])
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description="Time vLLM's scheduler with and without the checks.")
     parser.add_argument("--rounds", type=int, default=3, help="how often each workload is run on every side")
-    parser.add_argument("--sizes", default="1,32,256,1024", help="running requests")
+    parser.add_argument("--sizes", default="1,8,32,256,1024", help="running requests")
     parser.add_argument(
-        "--sides", default="vllm,counters,content", help=", ".join(side.name for side in SIDES)
+        "--sides", default="vllm,counters,content,record", help=", ".join(side.name for side in SIDES)
     )
     arguments = parser.parse_args()
     chosen = [side for side in SIDES if side.name in arguments.sides.split(",") or side.settings is None]
