@@ -6,6 +6,7 @@ soon repeat themselves, so nearly all drafts are accepted.
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -14,7 +15,7 @@ NUM_REQUESTS = 24
 
 def generate(scheduler_class: str | None) -> int:
     """How many tokens came."""
-    from tests.vllm import engine
+    from tests.vllm import attach_process, engine
     from vllm import LLM, SamplingParams, TokensPrompt
 
     options: dict[str, Any] = {} if scheduler_class is None else {"scheduler_cls": scheduler_class}
@@ -46,8 +47,10 @@ def generate(scheduler_class: str | None) -> int:
         SamplingParams(temperature=0, max_tokens=29 + number, ignore_eos=True, detokenize=False)
         for number in range(NUM_REQUESTS)
     ]
-    return sum(len(one.outputs[0].token_ids) for one in llm.generate(prompts, parameters, use_tqdm=False))
+    outputs = llm.generate(prompts, parameters, use_tqdm=False)
+    attach_process.end(llm)
+    return sum(len(one.outputs[0].token_ids) for one in outputs)
 
 
 if __name__ == "__main__":
-    print("tokens", generate(sys.argv[1] if len(sys.argv) > 1 else None))
+    print(json.dumps({"tokens": generate(sys.argv[1] if len(sys.argv) > 1 else None)}))

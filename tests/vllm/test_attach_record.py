@@ -14,6 +14,7 @@ from tests.vllm.attach_traffic import Plan, Traffic
 from tests.vllm.attach_world import EVERY_STEP, World, world
 from tests.vllm.test_attach import session
 from tests.vllm.workloads import Settings
+from vllm.v1.outputs import DraftTokenIds
 
 from draftproof.impl.attach.vllm import reports
 
@@ -108,3 +109,29 @@ def test_the_counters_are_in_their_file_while_the_engine_runs(
         clock[0] += 2 * reports.SECONDS
         there.settle(there.scheduler.schedule(), a=[10])
     assert caplog.text.count("the counters could not be written") == 1
+
+
+def test_an_idle_engine_says_what_was_found_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for what is new, and the counters are in their file at once: the core may be killed now."""
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    checks = EVERY_STEP._replace(metrics_path=str(tmp_path / "counters"))
+    there = world(Settings(num_speculative_tokens=2), corrected=False, checks=checks)
+
+    def losing(name: str) -> None:
+        """A request that is known to lose a block, and leaves the engine idle."""
+        there.scheduler.add_request(engine.new_request(name, range(45), max_tokens=4))
+        there.settle(there.scheduler.schedule(), **{name: [10]})
+        there.scheduler.update_draft_token_ids(DraftTokenIds([name], [[11, 12]]))
+        there.settle(there.scheduler.schedule(), **{name: [11, 12, 13]})
+        assert not there.scheduler.requests
+
+    for name in ("a", "b"):
+        losing(name)
+        clock[0] += 2 * reports.SECONDS
+    assert there.report.total("exits_with_lost_blocks") == 2
+    assert caplog.text.count("draftproof so far: 2 steps, 1 requests, 1 violations") == 1
+    assert caplog.text.count("draftproof so far") == 1
+    assert (tmp_path / "counters").read_text() == there.report.metrics()

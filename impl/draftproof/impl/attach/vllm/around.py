@@ -34,6 +34,7 @@ class Around:
         self.report = reports.PROCESS if report is None else report
         self._codes = engine_view.status_codes(RequestStatus)
         self._recordings: list[Any] = []
+        self._summary = reports.Summary(self.report)
         path = settings.metrics_path
         self._metrics = None if path is None else reports.MetricsFile(path, self.report)
         self._asynchronous = AsyncScheduler
@@ -73,6 +74,13 @@ class Around:
                 logger.error("draftproof: %s", error)
         self._recordings.clear()
 
+    def _tell(self, *, idle: bool) -> None:
+        """Now and then, and when there is nothing left to do: it may be the last opportunity."""
+        if self._metrics is not None:
+            self._metrics.write_if_due(at_once=idle)
+        if idle:
+            self._summary.say_if_new()
+
     def _fail(self, scheduler: Any, error: Exception) -> None:
         if self.settings.mode == "raise":
             raise error
@@ -107,8 +115,7 @@ class Around:
         results = call()
         if returning is not None:
             self._guarded(scheduler, lambda watch: watch.after_update(scheduler, returning, results))
-        if self._metrics is not None:
-            self._metrics.write_if_due()
+        self._tell(idle=not scheduler.requests)
         return results
 
     def add_request(self, scheduler: Any, request: Any, call: Callable[[], Any]) -> Any:

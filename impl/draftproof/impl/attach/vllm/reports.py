@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 logger = logging.getLogger("draftproof.attach.vllm")
 SECONDS = 10.0
-"""Between two writings of the counters."""
+"""Between two writings of the counters, and between two summaries."""
 MOST_KEPT = 1_000
 """Violations that are kept whole; all are counted."""
 
@@ -155,10 +155,10 @@ class MetricsFile:
         self._due = 0.0
         self._failed = False
 
-    def write_if_due(self) -> None:
-        """Write if that was long ago."""
+    def write_if_due(self, *, at_once: bool = False) -> None:
+        """Write if that was long ago, or at once."""
         now = time.monotonic()
-        if now >= self._due:
+        if at_once or now >= self._due:
             self._due = now + SECONDS
             self.write()
 
@@ -176,6 +176,23 @@ class MetricsFile:
                     "draftproof: the counters could not be written to %s: %s", self.path, error.strerror
                 )
             self._failed = True
+
+
+class Summary:
+    """The summary in the log while an engine runs: whenever it is idle and something new was found, though
+    not more often than every few seconds."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._num_told = 0
+        self._due = 0.0
+
+    def say_if_new(self) -> None:
+        """Log it, if there is something new."""
+        found = len(self._report.distinct)
+        if found > self._num_told and time.monotonic() >= self._due:
+            self._due, self._num_told = time.monotonic() + SECONDS, found
+            logger.warning("draftproof so far: %s", self._report.summary())
 
 
 PROCESS = Report()
