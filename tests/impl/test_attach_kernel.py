@@ -139,8 +139,7 @@ def test_a_dispatch_is_the_proven_one() -> None:
     ]
     assert work[kernel.END].tolist() == ends
     starts = [
-        state.ledger.num_computed_tokens - max(state.ghosts.num_awaited_samples - 1, 0)
-        for state in before
+        state.ledger.num_computed_tokens - max(state.ghosts.num_awaited_samples - 1, 0) for state in before
     ]
     assert work[kernel.START].tolist() == starts  # each awaited step brings a token at least
     assert work[kernel.LAST_BLOCK].tolist() == [(end - 1) // RULES.block_size for end in ends]

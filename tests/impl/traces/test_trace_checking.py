@@ -229,3 +229,19 @@ def test_the_compiled_and_the_interpreted_replay_find_the_same(tmp_path: Path, a
         else:
             fields = ("sequence", "step", "index", "event", "theorems", "checks", "counters", "before")
             assert all(getattr(expected, name) == getattr(last.divergence, name) for name in fields)
+
+
+def test_a_look_up_that_is_not_compared_is_not_counted(tmp_path: Path) -> None:
+    """At a preemption the engine has not given the tokens up for good: nothing is asked of the look-up."""
+    with TraceWriter(tmp_path / "t.ndjson", header_for(rules_for(False)), in_background=False) as trace:
+        number = trace.request("a", 4, step=0)
+        trace.emit("admit", number, step=0, num_hit_tokens=0)
+        trace.emit("schedule", number, step=0, num_new_tokens=4)
+        trace.emit(
+            "output", number, step=0, num_returned=4, num_drafts=0, num_accepted=0, num_kept=1, stopped=0
+        )
+        trace.emit("preempt", number, step=1, drop=1)
+        trace.exit(number, step=1, num_registered_tokens=4, look_up=0)
+    report = checked(tmp_path / "t.ndjson")
+    assert report.verdict == "clean" and report.checked == {"T4": 1}
+    assert "T13" in report.not_checked

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.impl.traces.trace_world import checked
 
-from draftproof.impl.traces import columns, compiled, text
+from draftproof.impl.traces import columns, compiled, line_words, text
 from draftproof.impl.traces.columns import CODE, Chunk, empty_chunk, put, record_at
 from draftproof.impl.traces.format import (
     ABSENT,
@@ -79,9 +79,11 @@ def scanned(data: bytes) -> tuple[Chunk, list[bytes]]:
 def formatted(chunk: Chunk) -> bytes:
     """Event rows through the compiled writer."""
     rows = np.ascontiguousarray(chunk.lines.T)
-    out = np.empty(rows.shape[0] * text.MAX_ROW_BYTES, np.uint8)
+    out = np.empty(rows.shape[0] * line_words.MAX_ROW_BYTES, np.uint8)
     ends = np.empty(rows.shape[0], np.int64)
-    size = compiled.format_rows()(rows, chunk.sequences, text.PIECE_BYTES, text.PIECE_STARTS, out, ends)
+    size = compiled.format_rows()(
+        rows, chunk.sequences, line_words.PIECE_BYTES, line_words.PIECE_STARTS, out, ends
+    )
     return out[:size].tobytes()
 
 
@@ -94,7 +96,10 @@ def test_records_columns_and_lines_are_the_same(records: list[Any]) -> None:
         assert record_at(chunk, place) == record
     lines = b"".join(encode(record) for record in records)
     assert formatted(chunk) == lines
-    for padded in (lines, lines + b"x" * text.MAX_ROW_BYTES + b"\n"):  # near the end another way is taken
+    for padded in (
+        lines,
+        lines + b"x" * line_words.MAX_ROW_BYTES + b"\n",
+    ):  # near the end another way is taken
         read, _ = scanned(padded)
         for place, record in enumerate(records):
             assert read.lines[CODE, place] >= 0 and record_at(read, place) == record
@@ -116,7 +121,7 @@ def test_what_the_scan_accepts_is_what_the_decoder_reads(records: list[Any], see
             data[place:place] = bytes([rng.choice(alphabet)])
         else:
             del data[place : place + rng.randrange(1, 4)]
-    data += b"\n" + (b"x" * text.MAX_ROW_BYTES + b"\n" if padded else b"")
+    data += b"\n" + (b"x" * line_words.MAX_ROW_BYTES + b"\n" if padded else b"")
     chunk, lines = scanned(bytes(data))
     for place, line in enumerate(lines):
         if chunk.lines[CODE, place] >= 0:

@@ -95,7 +95,7 @@ def test_a_damaged_trace_is_not_packed(tmp_path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data.replace(b'"num_kept":1', b'"num_kept":2', 1))
     for action in (pack, unpack):
-        with pytest.raises(TraceError, match="damaged trace is not packed"):
+        with pytest.raises(TraceError, match=r"damaged trace is not (un)?packed"):
             action(source(path), tmp_path / "out")
         assert not (tmp_path / "out").exists()
     path.write_bytes(data[: data.rfind(b'{"event":"end"')])

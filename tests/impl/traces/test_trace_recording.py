@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,11 +17,12 @@ from tests.impl.random_work import RandomWork, random_config
 from tests.impl.traces.trace_world import checked, header_for, recorded, rules_for
 
 from draftproof.impl.scheduler.config import KVGroup, SchedulerConfig
-from draftproof.impl.traces import columns
+from draftproof.impl.traces import columns, trace_output
 from draftproof.impl.traces.checking import check_source
+from draftproof.impl.traces.collected import NUM_ROWS, Block
 from draftproof.impl.traces.columns import Chunk
 from draftproof.impl.traces.files import part_path
-from draftproof.impl.traces.format import ABSENT, EVENT_NAMES, TraceError, decode
+from draftproof.impl.traces.format import ABSENT, EVENT_NAMES, TraceError, Violation, decode
 from draftproof.impl.traces.packing import pack
 from draftproof.impl.traces.parquet import ParquetWriter
 from draftproof.impl.traces.reading import read_ndjson
@@ -85,19 +90,43 @@ def test_a_look_up_after_each_finish_is_what_the_closed_form_says(tmp_path: Path
     assert report.verdict == "clean" and report.checked["T13"] == 4
 
 
-@pytest.mark.parametrize("in_background", [False, True])
-@pytest.mark.parametrize("end", ["ndjson", "ndjson.zst"])
-def test_parts_have_the_size_asked_for(tmp_path: Path, in_background: bool, end: str) -> None:
-    path = tmp_path / f"t.{end}"
-    header = header_for(rules_for(False))
-    with TraceWriter(path, header, max_bytes=60_000, in_background=in_background) as trace:
+def written_in_parts(path: Path, in_background: bool) -> list[Path]:
+    """6,000 requests that leave at once, 60,000 bytes a part or a block more."""
+    with TraceWriter(
+        path, header_for(rules_for(False)), max_bytes=60_000, in_background=in_background
+    ) as trace:
         for place in range(6_000):
             number = trace.request(str(place), 4, step=0)
             trace.emit("abort", number, step=0)
-    parts = [part_path(path, part) for part in range(9) if part_path(path, part).exists()]
-    assert len(parts) == 3
+    parts = [part_path(path, part) for part in range(99) if part_path(path, part).exists()]
     report = check_source(Source(tuple(map(str, parts)), 0), num_threads=1)
     assert not report.damages and report.num_judged == 6_000
+    return parts
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("end", ["ndjson", "ndjson.zst"])
+def test_parts_have_the_size_asked_for(
+    tmp_path: Path, monkeypatch: Any, in_background: bool, end: str
+) -> None:
+    """Written block by block: nothing in between, however long it takes."""
+    monkeypatch.setattr(trace_output, "SECONDS", 3600.0)
+    assert len(written_in_parts(tmp_path / f"t.{end}", in_background)) == 3
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_parts_have_the_size_asked_for_whenever_they_are_written(
+    tmp_path: Path, monkeypatch: Any, in_background: bool
+) -> None:
+    """What was told is written all the time: a part is full, and at most what was written last beyond it."""
+    monkeypatch.setattr(trace_output, "SECONDS", 0.0)
+    parts = written_in_parts(tmp_path / "t.ndjson", in_background)
+    for part in parts[:-1]:
+        data = part.read_bytes()
+        ends = [found.start() for found in re.finditer(b'{"event":"checksum"', data)]
+        num_bytes_before = ends[-2] if len(ends) > 1 else 0  # without what was written last
+        assert num_bytes_before < 60_000 <= len(data)
+    assert len(parts) >= 3
 
 
 def test_what_was_flushed_is_there_after_a_crash(tmp_path: Path) -> None:
@@ -114,6 +143,131 @@ def test_what_was_flushed_is_there_after_a_crash(tmp_path: Path) -> None:
     assert checked(tmp_path / "t.ndjson").verdict == "clean"
 
 
+KILLED = """
+import sys
+from draftproof.impl.traces.recorder import TraceWriter, header
+
+trace = TraceWriter(sys.argv[1], header(engine="mine", num_speculative_tokens=0, block_size=16))
+for place in range(3):
+    number = trace.request(f"request {place}", 4, step=0)
+    trace.emit("admit", number, step=0, num_hit_tokens=0, after={"num_tokens": 4, "num_computed_tokens": 0})
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["ndjson", "ndjson.zst"])
+def test_what_an_engine_told_is_there_when_it_is_killed(tmp_path: Path, end: str) -> None:
+    """Nothing more is told, nothing is flushed, and the process gets no chance to do anything."""
+    path = tmp_path / f"t.{end}"
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdin=subprocess.PIPE) as engine:
+        deadline = time.monotonic() + 120  # compiling takes longest
+        while engine.poll() is None and time.monotonic() < deadline:
+            if path.exists() and checked(path).num_records == 6:
+                break
+            time.sleep(0.05)
+        engine.kill()
+    report = checked(path)
+    assert (report.num_records, report.num_judged, report.verdict) == (6, 3, "unreadable")
+    assert report.damages == [f"{path}: the trace has no end: how much is missing is not known"]
+
+
+def test_what_an_engine_told_is_there_when_it_ends_of_an_exception(tmp_path: Path) -> None:
+    path = tmp_path / "t.ndjson"
+    fails = KILLED.replace("sys.stdin.read()", "raise RuntimeError('out of memory')")
+    done = subprocess.run(
+        [sys.executable, "-c", fails, str(path)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stderr.strip().endswith("out of memory")
+    report = checked(path)
+    assert (report.num_records, report.num_judged, report.damage_counts) == (6, 3, {"cut": 1})
+
+
+def test_writing_while_more_is_told_loses_and_mixes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    """The thread takes what there is all the time; with and without it the same is written."""
+    monkeypatch.setattr(trace_output, "SECONDS", 0.0)
+    header = header_for(rules_for(False))
+    written = []
+    for in_background in (True, False):
+        path = tmp_path / f"{in_background}.ndjson"
+        with TraceWriter(path, header, in_background=in_background) as trace:
+            for place in range(4_000):
+                number = trace.request(str(place), 4, step=place)
+                rows = np.full((1 + place % 3, columns.NUM_LINES), ABSENT, np.int32)
+                rows[:, columns.CODE], rows[:, columns.REQUEST_NUMBER] = EVENT_NAMES.index("abort"), number
+                rows[:, columns.STEP] = place
+                trace.emit_rows(rows)
+                trace.emit("admit", number, step=place, num_hit_tokens=0)
+        lines = [line for line in path.read_bytes().splitlines() if b'"event":"checksum"' not in line]
+        written.append(lines)
+    assert written[0] == written[1] and len(written[0]) == 2 + 4_000 * 2 + 7_999
+
+
+def test_a_record_behind_rows_that_are_not_counted_yet_waits() -> None:
+    block = Block()
+    first, second = (Violation(sequence=place, step=0, request=0, sentence="x") for place in (0, 2))
+    block.lines.append((0, first))
+    block.num_rows = 1
+    block.lines.append((2, second))  # as if row 1 had been added between counting and looking here
+    rows, lines = block.take()
+    assert rows.shape[0] == 1 and lines == [(0, first)]
+    block.num_rows = 2
+    rows, lines = block.take()
+    assert rows.shape[0] == 1 and lines == [(1, second)]
+
+
+def test_without_its_thread_a_trace_ends_and_nothing_waits_for_ever(tmp_path: Path) -> None:
+    """As in a process that was forked: only the thread that forks is there."""
+    trace = TraceWriter(tmp_path / "t.ndjson", header_for(rules_for(False)))
+    output = trace._output
+    output._asked.put("stop")
+    assert output._thread is not None
+    output._thread.join()
+    number = trace.request("a", 4, step=0)
+    with pytest.warns(RuntimeWarning, match="recording ended"):
+        for _ in range(20 * NUM_ROWS):
+            trace.emit("admit", number, step=0, num_hit_tokens=0)
+    with pytest.raises(TraceError, match="the thread that writes is gone"):
+        trace.close()
+
+
+@pytest.mark.parametrize("tokens", ["none", "ids"])
+def test_integers_of_numpy_are_integers(tmp_path: Path, tokens: str) -> None:
+    """An engine's counters often come out of an array."""
+    path = tmp_path / "t.ndjson"
+    zero: Any = np.int64(0)
+    four: Any = np.int32(4)
+    tokens_of: Any = np.arange(4)
+    with TraceWriter(path, header_for(rules_for(False), tokens=tokens)) as trace:
+        number: Any = np.int64(trace.request("a", four, step=zero, token_ids=tokens_of))
+        trace.emit("admit", number, step=zero, num_hit_tokens=zero)
+        trace.emit("schedule", number, step=zero, num_new_tokens=four)
+        output: Any = {"num_returned": four, "num_drafts": 0, "num_accepted": 0, "num_kept": 1, "stopped": 1}
+        told: Any = {"num_tokens": np.int32(5)}
+        trace.emit("output", number, step=four, after=told, token_ids=tokens_of[:1], **output)
+        trace.emit("finish", number, step=four)
+        trace.exit(number, step=four, num_registered_tokens=four, look_up=four)
+        trace.violation(number, step=four, sentence="a remark")
+        with pytest.raises(TraceError, match="request 1 is not known"):
+            trace.exit(1, step=0, num_registered_tokens=0)
+    report = checked(path)
+    assert (report.verdict, report.num_judged, len(report.remarks)) == ("clean", 5, 1), report.damages
+
+
+def test_more_rows_than_a_block_has_come_in_one_call(tmp_path: Path) -> None:
+    path = tmp_path / "t.ndjson"
+    with TraceWriter(path, header_for(rules_for(False))) as trace:
+        numbers = [trace.request(str(place), 4, step=0) for place in range(NUM_ROWS + 5)]
+        rows = np.full((NUM_ROWS + 5, columns.NUM_LINES), ABSENT, np.int64)  # any integers will do
+        rows[:, columns.CODE], rows[:, columns.STEP] = EVENT_NAMES.index("abort"), 0
+        rows[:, columns.REQUEST_NUMBER] = numbers
+        trace.emit_rows(np.asfortranarray(rows))
+        for _ in range(2 * trace_output.MAX_WAITING):  # the blocks behind it: more than may wait at once
+            trace.emit_rows(rows)
+    report = checked(path)
+    assert set(report.damage_counts) == {"unknown"}  # who has left is not remembered for ever
+    assert report.num_records == (2 + 2 * trace_output.MAX_WAITING) * (NUM_ROWS + 5)
+
+
 def test_a_full_disk_ends_the_recording_and_not_the_engine(tmp_path: Path, monkeypatch: Any) -> None:
     trace = TraceWriter(tmp_path / "t.ndjson", header_for(rules_for(False)), in_background=False)
     number = trace.request("a", 4, step=0)
@@ -121,7 +275,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_engine(tmp_path: Path, monke
     def refuse(data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trace._file, "write", refuse)
+    monkeypatch.setattr(trace._output._file, "write", refuse)
     with pytest.warns(RuntimeWarning, match="recording ended: .*No space left"):
         for _ in range(5_000):
             trace.emit("admit", number, step=0, num_hit_tokens=0)

@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from draftproof.impl.traces import coverage, kernel
+from draftproof.impl.traces import coverage, request_table
 from draftproof.impl.traces.columns import CODE, REQUEST_NUMBER, Chunk
+from draftproof.impl.traces.continuity import RULES
 from draftproof.impl.traces.coverage import Told
 from draftproof.impl.traces.findings import Divergence, explained
 from draftproof.impl.traces.format import (
@@ -30,7 +31,8 @@ from draftproof.impl.traces.format import (
     Request,
     TraceError,
 )
-from draftproof.impl.traces.reading import Damage, Named, Part, kind_of, read_ndjson
+from draftproof.impl.traces.parts import Damage, Named, Part
+from draftproof.impl.traces.reading import kind_of, read_ndjson
 from draftproof.impl.traces.sources import Source
 from draftproof.spec.ledger import Rules
 
@@ -48,12 +50,12 @@ MAX_OPEN = 2**21
 MASKS = np.array(MASK_OF_ARGUMENTS, np.int64)
 
 DAMAGE_SENTENCES = {
-    kernel.UNKNOWN_REQUEST: ("unknown", "a record of a request whose beginning is not in the trace"),
-    kernel.OUT_OF_PLACE: ("repeated", "a record came twice, or behind later ones of its request"),
-    kernel.MISSING: ("missing", "records of a request are missing before this one"),
-    kernel.MALFORMED: ("malformed", "a record's integers are not those of its kind"),
-    kernel.TOO_MANY: ("too many", "more requests are open at once than are followed"),
-    kernel.KNOWN_REQUEST: ("repeated", "a request arrives that is known already"),
+    request_table.UNKNOWN_REQUEST: ("unknown", "a record of a request whose beginning is not in the trace"),
+    request_table.OUT_OF_PLACE: ("repeated", "a record came twice, or behind later ones of its request"),
+    request_table.MISSING: ("missing", "records of a request are missing before this one"),
+    request_table.MALFORMED: ("malformed", "a record's integers are not those of its kind"),
+    request_table.TOO_MANY: ("too many", "more requests are open at once than are followed"),
+    request_table.KNOWN_REQUEST: ("repeated", "a request arrives that is known already"),
 }
 
 
@@ -93,8 +95,8 @@ class Shard:
         from draftproof.impl.traces import compiled
 
         self.rules, self.shard, self.num_shards = rules, shard, num_shards
-        self._replay, self._new_table = compiled.replay(), compiled.new_table
-        self.table = self._new_table(capacity, NUM_REMEMBERED, NUM_FINDINGS)
+        self._replay = compiled.replay()
+        self.table = request_table.new_table(capacity, NUM_REMEMBERED, NUM_FINDINGS)
 
     def feed(self, chunk: Chunk) -> list[Any]:
         """Replay the chunk; returns findings."""
@@ -105,10 +107,10 @@ class Shard:
             start = self._replay(
                 self.rules, chunk.lines, chunk.tainted, MASKS, self.table, start, self.shard, self.num_shards
             )
-            count = int(self.table.counts[kernel.NUM_FINDINGS])
+            count = int(self.table.counts[request_table.NUM_FINDINGS])
             if count:
                 found.append(self.table.findings[:count].copy())
-                self.table.counts[kernel.NUM_FINDINGS] = 0
+                self.table.counts[request_table.NUM_FINDINGS] = 0
         return found
 
     def numbers(self) -> set[int]:
@@ -121,9 +123,9 @@ class Shard:
         arrivals = int(np.count_nonzero(chunk.lines[CODE] == REQUEST))
         capacity = self.table.requests.shape[0]
         num_keys = self.table.keys.shape[0]
-        used = capacity - int(counts[kernel.NUM_FREE]) + int(counts[kernel.NUM_REMOVED])
+        used = capacity - int(counts[request_table.NUM_FREE]) + int(counts[request_table.NUM_REMOVED])
         largest = max(MAX_OPEN // self.num_shards, FIRST_CAPACITY)
-        if counts[kernel.NUM_FREE] < arrivals and capacity < largest:
+        if counts[request_table.NUM_FREE] < arrivals and capacity < largest:
             while capacity < largest and capacity < self.table.requests.shape[0] + arrivals:
                 capacity *= 2
             self._lay_out(capacity)
@@ -133,20 +135,20 @@ class Shard:
     def _lay_out(self, capacity: int) -> None:
         """The same requests in a table of another size, without the keys of those that are gone."""
         old = self.table
-        new = self._new_table(capacity, NUM_REMEMBERED, NUM_FINDINGS)
+        new = request_table.new_table(capacity, NUM_REMEMBERED, NUM_FINDINGS)
         size = old.requests.shape[0]
         new.requests[:size] = old.requests
-        num_free = int(old.counts[kernel.NUM_FREE])
+        num_free = int(old.counts[request_table.NUM_FREE])
         free = np.concatenate([np.arange(capacity - 1, size - 1, -1, np.int32), old.free[:num_free]])
         new.free[: free.size] = free
         new.finished[:] = old.finished
         new.told[:] = old.told
         new.counts[:] = old.counts
-        new.counts[kernel.NUM_FREE] = free.size
-        new.counts[kernel.NUM_REMOVED] = 0
+        new.counts[request_table.NUM_FREE] = free.size
+        new.counts[request_table.NUM_REMOVED] = 0
         live = np.flatnonzero(old.keys >= 0)
         for number, slot in zip(old.keys[live].tolist(), old.slots[live].tolist(), strict=True):
-            place = kernel.place_of(new.keys, number)
+            place = request_table.place_of(new.keys, number)
             new.keys[place], new.slots[place] = number, slot
         self.table = new
 
@@ -166,6 +168,10 @@ class Checker:
         self._end: End | Continued | None = None
         self._is_covered = True
         self._num_in_part = 0
+        self._is_finished = False
+        """Whether it has been said what the part lacks."""
+        self._has_other_rules = False
+        """Whether the part's header contradicts the trace's: what diverges in it may be due to that."""
 
     def begin(self, header: Header) -> None:
         """A header: of the trace's beginning, of its next part, or of another trace in the same file."""
@@ -175,16 +181,25 @@ class Checker:
             and header.trace == self.header.trace
             and header.part > self.header.part
         )
+        self.finish_part()
+        self._has_other_rules = False
         if continues:
             assert self.header is not None
+            rules = self.shards[0].rules
+            if any(getattr(header, name) != getattr(rules, name) for name in RULES):
+                self._has_other_rules = True
+                sentence = f"part {header.part} has other rules than the first"
+                self.damage(Damage("header", sentence, self._path))
             if header.part != self.header.part + 1:
                 sentence = f"parts between {self.header.part} and {header.part} are missing"
                 self.damage(Damage("missing", sentence))
         else:
-            self.finish_part()
             if header.part > 0:
                 sentence = f"the trace begins with part {header.part}: earlier ones are missing"
                 self.damage(Damage("missing", sentence))
+            elif header.sequence > 0:
+                sentence = f"the trace begins with record {header.sequence}: earlier ones are missing"
+                self.damage(Damage("missing", sentence, self._path))
             self.told_so_far()
             rules = Rules(
                 num_speculative_tokens=header.num_speculative_tokens,
@@ -195,7 +210,7 @@ class Checker:
             self.shards = [Shard(rules, shard, self.num_shards) for shard in range(self.num_shards)]
             self._names.clear()
             self._next_sequence = header.sequence
-        self.header, self._end, self._num_in_part = header, None, 0
+        self.header, self._end, self._num_in_part, self._is_finished = header, None, 0, False
         self.report.engine, self.report.engine_version = header.engine, header.engine_version
 
     def feed(self, chunk: Chunk) -> None:
@@ -204,6 +219,8 @@ class Checker:
             self.damage(Damage("header", "records come before any header", self._path))
             return
         self._check_sequences(chunk)
+        if self._has_other_rules:
+            chunk.tainted[:] = True
         tasks = [self.pool.submit(shard.feed, chunk) for shard in self.shards]
         found = [finding for task in tasks for part in task.result() for finding in part]
         num_records = int(np.count_nonzero(chunk.lines[CODE] >= 0))
@@ -231,9 +248,10 @@ class Checker:
             self._end, self._is_covered = named.end, named.is_covered
 
     def finish_part(self) -> None:
-        """What is missing at the end of a part."""
-        if self.header is None:
+        """What is missing at the end of a part; said once."""
+        if self.header is None or self._is_finished:
             return
+        self._is_finished = True
         if self._end is None:
             self.damage(Damage("cut", "the trace has no end: how much is missing is not known", self._path))
         elif self._end.num_records != self._num_in_part:
@@ -246,10 +264,10 @@ class Checker:
         elif self.header.checksums and not self._is_covered:
             self.damage(Damage("checksum", "the checksum before the end is missing", self._path))
 
-    def damage(self, damage: Damage, count: int = 1) -> None:
+    def damage(self, damage: Damage) -> None:
         """Something that could not be read."""
         report = self.report
-        report.damage_counts[damage.kind] = report.damage_counts.get(damage.kind, 0) + count
+        report.damage_counts[damage.kind] = report.damage_counts.get(damage.kind, 0) + damage.num_alike
         if len(report.damages) < MAX_DAMAGES:
             where = f"{damage.place}: " if damage.place else ""
             report.damages.append(where + damage.sentence)
@@ -258,8 +276,7 @@ class Checker:
         """All parts of the trace."""
         for path, part in parts:
             if path != self._path:
-                if isinstance(self._end, End):
-                    self.finish_part()
+                self.finish_part()
                 self._path = path
             if isinstance(part, Header):
                 self.begin(part)
@@ -278,9 +295,9 @@ class Checker:
         """Take in what the shards have counted."""
         for shard in self.shards:
             self.told.add(shard.table.told)
-            self.report.num_requests += int(shard.table.counts[kernel.NUM_OPENED])
-            self.report.num_judged += int(shard.table.counts[kernel.NUM_JUDGED])
-            self.report.num_incomplete += int(shard.table.counts[kernel.NUM_SKIPPED])
+            self.report.num_requests += int(shard.table.counts[request_table.NUM_OPENED])
+            self.report.num_judged += int(shard.table.counts[request_table.NUM_JUDGED])
+            self.report.num_incomplete += int(shard.table.counts[request_table.NUM_SKIPPED])
         self.shards = []
 
     def verdict(self) -> Report:
@@ -316,7 +333,7 @@ class Checker:
         kind, row = int(finding[0]), int(finding[1])
         number = int(chunk.lines[REQUEST_NUMBER, row])
         report = self.report
-        if kind >= kernel.NUM_VIOLATIONS:
+        if kind >= request_table.NUM_VIOLATIONS:
             name, sentence = DAMAGE_SENTENCES[kind]
             where = f"{self._path}, record {int(chunk.sequences[row])}, request {number}"
             self.damage(Damage(name, sentence, where))

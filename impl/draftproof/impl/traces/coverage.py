@@ -2,7 +2,8 @@
 
 A trace without an engine's counters still shows its events, so a request that keeps to the accounting's order
 is no proof that its counters do. A theorem counts as checked at an event if the engine told every counter it
-speaks about there; the counters themselves are then held against the accounting, for which it is proved.
+speaks about there; the counters themselves are then held against the accounting, for which it is proved. What
+was checked at some of its events only is said, too: an engine that told its counters once has not shown much.
 """
 
 from __future__ import annotations
@@ -25,13 +26,20 @@ class Need(NamedTuple):
     counters: tuple[str, ...]
     asynchronously: tuple[str, ...] = ()
     """Further counters, where scheduling is asynchronous."""
+    also: tuple[str, ...] = ()
+    """Counters that it speaks about, too, but that not every engine has."""
 
 
 NEEDS: dict[str, Need] = {
     "T1": Need(ALL, ("num_tokens", "num_computed_tokens"), ("num_output_placeholders",)),
-    "T2": Need(("schedule", "output"), ("num_tokens", "num_computed_tokens"), ("num_output_placeholders",)),
+    "T2": Need(("output", "finish"), ("num_tokens", "num_computed_tokens"), ("num_output_placeholders",)),
     "T3": Need(PUBLISHING, ("num_computed_tokens", "num_registered_tokens")),
-    "T5": Need(ALL, ("num_computed_tokens",), ("num_output_placeholders",)),
+    "T5": Need(
+        ALL,
+        ("num_computed_tokens",),
+        ("num_output_placeholders",),
+        ("num_draft_tokens", "num_in_flight_tokens", "num_stale_tokens"),
+    ),
     "T6": Need(
         ("schedule", "draft", "output", "chunk_output"),
         ("num_tokens", "num_computed_tokens", "num_draft_tokens"),
@@ -39,7 +47,11 @@ NEEDS: dict[str, Need] = {
     ),
     "T7": Need(("fold",), ("num_tokens", "num_computed_tokens")),
     "T12": Need(PUBLISHING, ("num_registered_tokens",)),
-    "T14": Need(("finish", "abort"), ("status",)),
+    "T14": Need(
+        ("finish", "abort"),
+        ("status",),
+        also=("num_tokens", "num_computed_tokens", "num_registered_tokens"),
+    ),
 }
 NEVER: dict[str, str] = {
     "T8": "it compares two runs: `draftproof diff`",
@@ -51,6 +63,8 @@ NEVER: dict[str, str] = {
     "recurrent state (M1 to M4)": "states and their copies are not in a trace",
 }
 """What no trace can show."""
+IN_PART = "in part"
+"""Among what was not checked: what was checked at some of its events only."""
 
 
 class Told:
@@ -94,7 +108,25 @@ def of(told: Told, header: Header) -> tuple[dict[str, int], dict[str, str]]:
     else:
         not_checked["T13"] = "the engine does not look a finished request up again (`look_up`)"
     order = [f"T{number}" for number in range(1, 15)]
-    return {name: checked[name] for name in order if name in checked}, not_checked | NEVER
+    checked = {name: checked[name] for name in order if name in checked}
+    if partly := _partly(checked, told):
+        not_checked[IN_PART] = partly
+    return checked, not_checked | NEVER
+
+
+def _partly(checked: dict[str, int], told: Told) -> str:
+    """Of which theorems some events, or some counters, were never shown."""
+    parts = []
+    for theorem, count in checked.items():
+        need = NEEDS.get(theorem)
+        events = EXITS if theorem == "T4" else need.events if need is not None else ()
+        total = told.num_events(events)
+        if 0 < count < total:
+            parts.append(f"{theorem} at {count:,} of {total:,} events")
+        unseen = [name for name in need.also if not told.num_telling(ALL, (name,))] if need else []
+        if unseen:
+            parts.append(f"{theorem} without {', '.join(unseen)}")
+    return "; ".join(parts)
 
 
 def _tell(

@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
+from draftproof.impl.traces.continuity import parts_of_one
 from draftproof.impl.traces.format import Exit, Header, Request, RequestRecord, TraceError
-from draftproof.impl.traces.packing import parts_with_extras, records_of
-from draftproof.impl.traces.reading import Damage, Named
+from draftproof.impl.traces.packing import records_of
+from draftproof.impl.traces.parts import Damage, Named
 from draftproof.impl.traces.sources import Source
 from draftproof.impl.traces.timeline import event_text
 
@@ -61,6 +62,8 @@ class Difference(msgspec.Struct, kw_only=True):
     """Where the event is the same: the engine's counters that are not."""
     token_position: int | None = None
     """The first token that differs."""
+    are_hashes: bool = False
+    """Whether the tokens are recorded as hashes: those of two keys have nothing in common."""
     num_kept: tuple[int, int] | None = None
     registered: tuple[int | None, int | None] | None = None
     preemptions: tuple[int, int] | None = None
@@ -73,7 +76,8 @@ class Difference(msgspec.Struct, kw_only=True):
             return f"request {self.request}: only in {self.only_in}"
         parts = []
         if self.token_position is not None:
-            parts.append(f"tokens part at {self.token_position}")
+            hint = " (all do if their hashes have two keys)" if self.are_hashes else ""
+            parts.append(f"tokens part at {self.token_position}{hint if self.token_position == 0 else ''}")
         if self.num_kept is not None:
             parts.append(f"{self.num_kept[0]} against {self.num_kept[1]} generated tokens")
         if self.registered is not None:
@@ -136,12 +140,13 @@ def compare(first: Source, second: Source) -> Comparison:
 
 
 def _recorded(source: Source) -> tuple[Header, list[Recorded]]:
-    found: dict[int, Recorded] = {}
+    found: list[Recorded] = []
+    open_ones: dict[int, Recorded] = {}
     header: Header | None = None
     count = 0
     with ThreadPoolExecutor(1) as pool:
         named: Named | None = None
-        for part in parts_with_extras(source, pool):
+        for part in parts_of_one(source, pool):
             if isinstance(part, Header):
                 header = header or part
             elif isinstance(part, Named):
@@ -150,21 +155,22 @@ def _recorded(source: Source) -> tuple[Header, list[Recorded]]:
                 raise TraceError(f"{part.place}: {part.sentence}: only complete traces are compared")
             else:
                 for record in records_of(part, named):
-                    _take(found, record)
+                    _take(found, open_ones, record)
                 count += part.num_records
                 if count > MAX_RECORDS:
                     raise TraceError(f"{source.paths[0]} has more than {MAX_RECORDS} records to compare")
                 named = None
     if header is None:
         raise TraceError(f"{source.paths[0]} has no header")
-    return header, list(found.values())
+    return header, found
 
 
-def _take(found: dict[int, Recorded], record: Any) -> None:
+def _take(found: list[Recorded], open_ones: dict[int, Recorded], record: Any) -> None:
     if isinstance(record, Request):
-        found[record.request] = Recorded(record.id or str(record.request), [record])
-    elif isinstance(record, RequestRecord) and record.request in found:
-        found[record.request].records.append(record)
+        open_ones[record.request] = Recorded(record.id or str(record.request), [record])
+        found.append(open_ones[record.request])
+    elif isinstance(record, RequestRecord) and record.request in open_ones:
+        open_ones[record.request].records.append(record)
 
 
 def _by_id(left: list[Recorded], right: list[Recorded]) -> Iterable[tuple[Recorded | None, Recorded | None]]:
@@ -187,7 +193,9 @@ def _by_order(
 
 def _difference(one: Recorded, other: Recorded) -> Difference | None:
     found = Difference(request=one.name)
-    found.token_position = _first_difference(one.tokens(), other.tokens())
+    tokens = one.tokens()
+    found.token_position = _first_difference(tokens, other.tokens())
+    found.are_hashes = bool(tokens) and isinstance(tokens[0], str)
     found.num_kept = _pair(one.num_kept(), other.num_kept())
     found.registered = _pair(one.registered(), other.registered())
     found.preemptions = _pair(one.num_events("preempt"), other.num_events("preempt"))
@@ -211,8 +219,8 @@ def _pair(first: Any, second: Any) -> Any:
 
 
 def _first_difference(first: Any, second: Any) -> int | None:
-    if not first or not second:  # not recorded in one of them
-        return None
+    if not first or not second or type(first[0]) is not type(second[0]):
+        return None  # not recorded in one of them, or as ids in one and as hashes in the other
     for place, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
             return place

@@ -15,7 +15,8 @@ class ChecksummedFile:
     """An NDJSON file that is only ever added to, perhaps compressed."""
 
     def __init__(self, path: Path, header: Header, compress: bool | None = None) -> None:
-        """Begin it with the header. Raises TraceError if it exists or cannot be written."""
+        """Begin it with the header, which reaches the file at once. Raises TraceError if it exists or cannot
+        be written."""
         self.path = path
         self.crc32 = 0
         """Of the bytes since the last checksum record."""
@@ -35,7 +36,11 @@ class ChecksummedFile:
                 path.unlink()
                 raise
             self._file = compressor.stream_writer(self._file, closefd=True)
-        self.write(encode(header))
+        try:
+            self.write(encode(header))
+            self._file.flush()
+        except OSError as problem:
+            raise TraceError(f"{path} cannot be written: {problem.strerror}") from None
 
     def write(self, data: bytes) -> None:
         """Complete lines. Raises OSError."""

@@ -151,7 +151,7 @@ def _exit(chunk: Chunk, place: int, before: State, rules: Rules, last: int) -> d
         counters["num_registered_tokens"] = (expected, found)
     look_up = int(chunk.lines[LOOK_UP, place])
     findable = min(expected, floor_to_block(ledger.num_tokens - 1, rules.block_size))
-    if look_up != ABSENT and look_up < findable:
+    if look_up != ABSENT and look_up < findable and not is_preempted:
         theorems.append("T13")
         checks.append("what_was_stored_is_found")
         counters["look_up"] = (findable, look_up)

@@ -14,6 +14,7 @@ the faults to be found), text is short. An unknown field, record or version is r
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -259,12 +260,32 @@ def decode(line: bytes) -> Any:
     if len(line) > MAX_LINE_BYTES:
         raise TraceError(f"a line of {len(line)} bytes is no record (at most {MAX_LINE_BYTES})")
     try:
-        return _decoder.decode(line)
+        record = _decoder.decode(line)
     except msgspec.ValidationError as problem:
         _refuse_newer(line)
         raise TraceError(f"not a record of schema {SCHEMA}: {problem}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise TraceError(f"not JSON: {str(problem)[:200]}") from None
+    if _encoder.encode(record) != line.strip():  # written by another: msgspec takes the last of two keys
+        _refuse_repeated(line)
+    return record
+
+
+def _refuse_repeated(line: bytes) -> None:
+    """Say so if a key comes twice: which of the two counts is not known."""
+    try:
+        json.loads(line, object_pairs_hook=_once, strict=False)
+    except json.JSONDecodeError as problem:
+        raise TraceError(f"not JSON: {str(problem)[:200]}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise TraceError(f"not a record of schema {SCHEMA}: the key {repeated!r} comes twice")
+    return found
 
 
 def _refuse_newer(line: bytes) -> None:

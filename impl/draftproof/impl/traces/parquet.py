@@ -45,7 +45,8 @@ from draftproof.impl.traces.format import (
     decode,
     encode,
 )
-from draftproof.impl.traces.reading import Damage, Named, Part, open_file, ordered
+from draftproof.impl.traces.parts import Damage, Named, Part
+from draftproof.impl.traces.reading import open_file, ordered
 
 GROUP_ROWS = 130_000
 """Records in a row group. No power of two: in memory all fields of a record would fall into the same set of

@@ -1,4 +1,4 @@
-"""What comes out of a trace file? A header, chunks of records in their order, and what could not be read.
+"""How is a trace file read? Piece by piece, in order, whatever is in it and however large it is.
 
 Reading never trusts a file: whatever is in it, there is a `Damage` with a sentence for what cannot be read,
 and everything else comes through. Memory is bounded by the size of a piece, not of the file. Pieces are read
@@ -8,107 +8,25 @@ in order and made columns by the threads of a pool.
 from __future__ import annotations
 
 import queue
-import threading
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-
-from draftproof.impl.traces import text
-from draftproof.impl.traces.columns import CODE, SKIPPED, Chunk, empty_chunk, put
 from draftproof.impl.traces.files import require
-from draftproof.impl.traces.format import (
-    MAX_LINE_BYTES,
-    Checksum,
-    Continued,
-    End,
-    Exit,
-    Header,
-    RequestRecord,
-    TraceError,
-    Violation,
-    check_header,
-    decode,
-)
+from draftproof.impl.traces.format import MAX_LINE_BYTES, Header, TraceError, check_header, decode
+from draftproof.impl.traces.parts import Damage, Part
+from draftproof.impl.traces.pieces import Piece, Scanned, scanned
 
 PIECE_BYTES = 8 * 2**20
 """Read at once."""
-ROOM_ROWS = 65_000
-"""Records in a chunk, at most. No power of two, as in `parquet.GROUP_ROWS`."""
 MAX_BLOCK_BYTES = 32 * 2**20
 """Bytes that are held back for the checksum behind them."""
 CHECKSUM_LINE = b'{"event":"checksum"'
 PARQUET_MAGIC, ZSTD_MAGIC = b"PAR1", b"\x28\xb5\x2f\xfd"
-LOCAL = threading.local()
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
-
-
-class Damage(NamedTuple):
-    """Something in a file that cannot be read, or that shows that something is missing."""
-
-    kind: str
-    sentence: str
-    place: str = ""
-    """`FILE, line 12` or the like."""
-
-
-class Named(NamedTuple):
-    """What else the next chunk tells: what does not fit into its columns. It comes before the chunk."""
-
-    records: list[tuple[int, RequestRecord]]
-    """Records with a name or tokens, each with its row."""
-    remarks: list[tuple[int, Violation]]
-    """A live checker's remarks, each with its row."""
-    end: End | Continued | None
-    is_covered: bool = True
-    """Whether a checksum stands between the last record and the end."""
-
-
-Part = Header | Chunk | Damage | Named
-"""What a reader yields."""
-
-
-class Piece(NamedTuple):
-    """Complete lines of a file."""
-
-    data: bytearray
-    size: int
-    """So many bytes of it count; the last is a line feed."""
-    path: str
-    follows_checksum: bool
-    """Whether it begins where the next checksum begins to count."""
-    is_tainted: bool
-    """Whether the checksum over it is lost."""
-
-
-class Scanned(NamedTuple):
-    """A piece as columns; damages in it have its own lines as their places."""
-
-    parts: list[Part]
-    num_lines: int
-
-
-@dataclass
-class OpenBlock:
-    """What the next checksum covers."""
-
-    begin: int
-    """Its first byte in the piece; -1 if that is not known."""
-    rows: list[Any] = field(default_factory=list)
-    """The taint of its rows."""
-    num_records: int = 0
-    """So many of its rows are records."""
-
-    def clear(self) -> None:
-        """The next one begins."""
-        self.rows.clear()
-        self.num_records = 0
 
 
 def ordered(
@@ -203,17 +121,17 @@ def read_ndjson(path: str, pool: Executor, depth: int, advance: Callable[[int], 
     buffers = Buffers()
 
     def scan(piece: Piece) -> Scanned:
-        scanned = _scanned(piece)
+        found = scanned(piece)
         buffers.give_back(piece.data)
-        return scanned
+        return found
 
-    for scanned in ordered(pool, scan, _pieces(path, damages, advance, buffers), depth):
-        for part in scanned.parts:
+    for found in ordered(pool, scan, _pieces(path, damages, advance, buffers), depth):
+        for part in found.parts:
             if isinstance(part, Damage):
                 yield part._replace(place=f"{path}, line {line + int(part.place)}")
             else:
                 yield part
-        line += scanned.num_lines
+        line += found.num_lines
     for damage in damages:
         yield damage._replace(place=damage.place or f"{path}, line {line}")
 
@@ -224,10 +142,13 @@ def _pieces(
     """Complete lines, cut behind a checksum where there is one."""
     held = b""
     has_checksums, saw_checksum, follows = True, False, True
+    is_needed: bool | None = None
     with open_bytes(path) as file:
         while True:
             data, size, at_end = _filled(file, path, held, damages, buffers)
             advance(size - len(held))
+            if is_needed is None:
+                is_needed = _has_checksums(data, size)
             cut = _last_checksum_end(data, size) if has_checksums else 0
             saw_checksum |= cut > 0
             if at_end:
@@ -237,7 +158,8 @@ def _pieces(
                 cut = data.rfind(b"\n", 0, size) + 1
             held = bytes(memoryview(data)[cut:size])
             if cut > 0:
-                yield Piece(data, cut, path, follows and has_checksums, saw_checksum and not has_checksums)
+                is_tainted = saw_checksum and not has_checksums
+                yield Piece(data, cut, path, follows and has_checksums, is_tainted, is_needed)
                 follows = has_checksums
             else:
                 buffers.give_back(data)
@@ -247,6 +169,16 @@ def _pieces(
                 follows = has_checksums = False
             if at_end:
                 return
+
+
+def _has_checksums(data: bytearray, size: int) -> bool:
+    """Whether the file begins with a header that says so."""
+    end = data.find(b"\n", 0, size)
+    try:
+        record = decode(bytes(memoryview(data)[: size if end < 0 else end]))
+    except TraceError:
+        return False
+    return isinstance(record, Header) and record.checksums
 
 
 class Buffers:
@@ -315,91 +247,6 @@ def _last_checksum_end(data: bytearray, size: int) -> int:
             end = data.find(b"\n", found, size)
             if end >= 0:
                 return end + 1
-
-
-def _room() -> tuple[Chunk, Any]:
-    """This thread's columns to read into: used again for every piece."""
-    if not hasattr(LOCAL, "room"):
-        LOCAL.room = empty_chunk(ROOM_ROWS), np.zeros(ROOM_ROWS + 1, np.int64)
-    found: tuple[Chunk, Any] = LOCAL.room
-    return found
-
-
-def _scanned(piece: Piece) -> Scanned:
-    """A piece as columns, and what else is in it."""
-    from draftproof.impl.traces import compiled
-
-    scan = compiled.scan_lines()
-    parts: list[Part] = []
-    data = np.frombuffer(piece.data, np.uint8, piece.size)
-    begin, line = 0, 0
-    open_block = OpenBlock(0 if piece.follows_checksum else -1)
-    while begin < data.shape[0]:
-        chunk, places = _room()
-        count = scan(data[begin:], chunk.lines, chunk.sequences, places, *text.CONSTANTS)
-        tainted = np.full(count, piece.is_tainted, np.bool_)
-        rows = Chunk(chunk.lines[:, :count].copy(), chunk.sequences[:count].copy(), tainted)
-        parts += _finish(rows, places[: count + 1] + begin, piece, line, open_block)
-        line += count
-        begin = int(places[count]) + begin
-    return Scanned(parts, line)
-
-
-def _finish(rows: Chunk, starts: Any, piece: Piece, line: int, block: OpenBlock) -> list[Part]:
-    """Decode the lines that the scan left; a header cuts the rows in two."""
-    parts: list[Part] = []
-    named, begun, first = Named([], [], None), 0, 0
-    view = memoryview(piece.data)
-    for place in np.flatnonzero(rows.lines[CODE] == text.SLOW).tolist():
-        rows.lines[CODE, place], rows.sequences[place] = SKIPPED, -1
-        start, end = int(starts[place]), int(starts[place + 1])
-        try:
-            record = decode(bytes(view[start:end]))
-        except TraceError as problem:
-            parts.append(Damage("line", str(problem), str(line + place)))
-            continue
-        if isinstance(record, RequestRecord):
-            put(rows, place, record)
-            if not isinstance(record, Exit):
-                named.records.append((place - begun, record))
-        elif isinstance(record, Checksum):
-            block.rows.append(rows.tainted[first : place + 1])
-            if block.begin >= 0 and zlib.crc32(view[block.begin : start]) != record.crc32:
-                for tainted in block.rows:
-                    tainted[:] = True
-                sentence = "a checksum fails: bytes before it were changed or lost"
-                parts.append(Damage("checksum", sentence, str(line + place)))
-            block.clear()
-            block.begin, first = end, place + 1
-            known = rows.sequences[:place][rows.sequences[:place] >= 0]
-            if known.size and int(known[-1]) + 1 != record.sequence:
-                sentence = f"a checksum says {record.sequence} is next, record {known[-1]} came before"
-                parts.append(Damage("checksum", sentence, str(line + place)))
-        elif isinstance(record, Header):
-            parts += _cut(rows, begun, place, named)
-            named, begun = Named([], [], None), place
-            parts.append(record)
-        elif isinstance(record, Violation):
-            named.remarks.append((place - begun, record))
-            rows.sequences[place] = record.sequence
-        elif isinstance(record, End | Continued):
-            if named.end is not None:
-                parts.append(Damage("repeated", "the trace ends twice", str(line + place)))
-            uncovered = block.num_records + np.count_nonzero(rows.lines[CODE, first:place] >= 0)
-            named = named._replace(end=record, is_covered=uncovered == 0)
-            block.begin, first = (end if block.begin >= 0 else -1), place + 1
-            block.clear()
-    block.rows.append(rows.tainted[first:])
-    block.num_records += int(np.count_nonzero(rows.lines[CODE, first:] >= 0))
-    view.release()
-    return [*parts, *_cut(rows, begun, rows.num_records, named)]
-
-
-def _cut(rows: Chunk, begin: int, end: int, named: Named) -> list[Part]:
-    if begin == end:
-        return []
-    lines = rows.lines if end - begin == rows.num_records else np.ascontiguousarray(rows.lines[:, begin:end])
-    return [named, Chunk(lines, rows.sequences[begin:end], rows.tainted[begin:end])]
 
 
 def _first_line(problem: BaseException) -> str:

@@ -28,13 +28,11 @@ from draftproof.impl.scheduler.config import SchedulerConfig
 from draftproof.impl.scheduler.layout import NUM_DISPATCHED, NUM_SETTLED
 from draftproof.impl.scheduler.requests import Chunk
 from draftproof.impl.scheduler.scheduler import Scheduler
-from draftproof.impl.traces import columns
+from draftproof.impl.traces import columns, compiled
 from draftproof.impl.traces.columns import (
     CODE,
     FIRST_COUNTER,
     NUM_LINES,
-    REQUEST_NUMBER,
-    STEP,
 )
 from draftproof.impl.traces.format import ABSENT, COUNTERS, EVENT_NAMES, NO_TOKENS, Header
 from draftproof.impl.traces.recorder import TraceWriter, engine_version, header
@@ -42,6 +40,8 @@ from draftproof.spec.events import EVENTS
 from draftproof.spec.ledger import FINISHED, PAUSED, RUNNING, WAITING, Ledger
 
 _LEDGER_LINES = np.array([Ledger._fields.index(name) for name in COUNTERS])
+_SCHEDULED_LINES = (NUM_COMPUTED_TOKENS, slice(NUM_REGISTERED_AT_PREEMPTION, DROP_STALE + 1))
+_SETTLED_LINES = np.array([[NUM_STALE_TOKENS], [NUM_TOKENS]])
 _CODES = {name: code for code, name in enumerate(EVENT_NAMES)}
 
 
@@ -86,23 +86,28 @@ class RecordingScheduler(Scheduler):
         """Chunks that were folded in during a call that is not over."""
         self._rows: list[Any] = []
         self._step = 0
+        self._before = np.zeros((NUM_FIELDS, self.settings.num_rows), np.int64)
+        """What of the ledgers is looked at again after a step was scheduled, as it was before."""
+        self._fill, self._fill_outputs = compiled.fill(), compiled.fill_outputs()
 
     # ---- requests ----
 
     def add(self, request_id: str, prompt_token_ids: Any, **options: Any) -> int:
         """See `Scheduler.add`."""
         row = super().add(request_id, prompt_token_ids, **options)
-        step = int(self._counts[NUM_DISPATCHED])
+        self._reach(self._counts[NUM_DISPATCHED])
         tokens = self._known_tokens(row) if self.trace.header.tokens != NO_TOKENS else None
         num_prompt_tokens = int(self.state.requests.ledgers[NUM_TOKENS, row])
-        self._numbers[row] = self.trace.request(request_id, num_prompt_tokens, step=step, token_ids=tokens)
+        self._numbers[row] = self.trace.request(
+            request_id, num_prompt_tokens, step=self._step & 2**31 - 1, token_ids=tokens
+        )
         return row
 
     def abort(self, request_id: str) -> None:
         """See `Scheduler.abort`."""
         row = self._row_of(request_id)
         super().abort(request_id)
-        self._step = int(self._counts[NUM_DISPATCHED])
+        self._reach(self._counts[NUM_DISPATCHED])
         self._note("abort", [row])
         self._exit(row, NUM_REGISTERED_TOKENS)
 
@@ -111,64 +116,68 @@ class RecordingScheduler(Scheduler):
         if self._in_settle:
             self._folded[row] = chunk
         else:
-            self._step = int(self._counts[NUM_DISPATCHED])
+            self._reach(self._counts[NUM_DISPATCHED])
             self._note_fold(row, chunk)
 
     # ---- steps ----
 
     def schedule(self) -> Batch:
         """See `Scheduler.schedule`."""
-        before = self._ledgers()
-        self._step = int(self._counts[NUM_DISPATCHED])
+        before, ledgers = self._before, self._ledger_table()
+        for lines in _SCHEDULED_LINES:
+            before[lines] = ledgers[lines, : self.settings.num_rows]
+        self._reach(self._counts[NUM_DISPATCHED])
         batch = super().schedule()
         count = batch.num_requests
         rows, kinds = batch.rows[:count], batch.kind[:count]
         preempted = batch.preempted[: batch.counts[NUM_PREEMPTED]].tolist()
         self._note_preempted(preempted, self.settings.drop_stale_output != 0)
-        started = rows[kinds != RUNNING_KIND]
-        self._note_reclaimed(before, batch, set(started.tolist()))
-        for index in np.flatnonzero(kinds != RUNNING_KIND).tolist():
-            self._note_start(before, batch, index)
+        started = np.flatnonzero(kinds != RUNNING_KIND).tolist()
+        self._note_reclaimed(before, batch, {int(rows[index]): index for index in started})
+        if started:
+            self._note_starts(before, batch, started)
         self._rows.append(self._block("schedule", rows, num_new_tokens=batch.num_scheduled_tokens[:count]))
         self._emit()
         return batch
 
     def settle(self, batch: Batch, sampled_token_ids: Any, num_sampled_tokens: Any) -> None:
         """See `Scheduler.settle`."""
-        before = self._ledgers()
         count = batch.num_requests
+        rows = batch.rows[:count].astype(np.int64)
+        num_stale, num_tokens = self._ledger_table()[_SETTLED_LINES, rows]
         self._folded.clear()
         self._in_settle = True
         try:
             super().settle(batch, sampled_token_ids, num_sampled_tokens)
         finally:
             self._in_settle = False
-        self._step = batch.step
-        rows = batch.rows[:count]
-        sampled = np.asarray(num_sampled_tokens)[:count]
-        returned, kept = batch.num_scheduled_tokens[:count], batch.num_kept_tokens[:count]
-        stopped = (batch.finish_reason[:count] != 0).astype(np.int32)
-        stale = before[NUM_STALE_TOKENS, rows] > 0
-        prefill = ~stale & (sampled == 0)
-        lines = self._block("output", rows, tells=stopped == 0)
-        lines[:, columns.NUM_RETURNED] = returned
-        samples = ~stale & ~prefill
-        lines[stale, CODE], lines[prefill, CODE] = _CODES["stale_output"], _CODES["chunk_output"]
-        lines[samples, columns.NUM_DRAFTS] = batch.num_draft_tokens[:count][samples]
-        lines[samples, columns.NUM_ACCEPTED] = sampled[samples] - 1
-        delivers = samples | stale
-        lines[delivers, columns.NUM_KEPT] = kept[delivers]
-        lines[delivers, columns.STOPPED] = stopped[delivers]
+        self._reach(self._counts[NUM_DISPATCHED] - 1)
+        lines = np.empty((count, NUM_LINES), np.int32)
+        self._fill_outputs(
+            lines,
+            self._step & 2**31 - 1,
+            rows,
+            self._numbers,
+            self._ledger_table(),
+            _LEDGER_LINES,
+            num_stale,
+            np.ascontiguousarray(num_sampled_tokens, np.int32)[:count],
+            batch.num_scheduled_tokens[:count],
+            batch.num_draft_tokens[:count],
+            batch.num_kept_tokens[:count],
+            batch.finish_reason[:count],
+        )
         if self.trace.header.tokens != NO_TOKENS:
-            self._emit_with_tokens(lines, before, rows)
+            self._emit_with_tokens(lines, num_tokens, rows)
         else:
             self._rows.append(lines)
         finished = batch.finished[: batch.counts[NUM_FINISHED]].tolist()
         paused = batch.paused[: batch.counts[NUM_PAUSED]].tolist()
         finished = [row for row in finished if row not in paused]
         look_ups = self._look_up(finished) if self._looks_up else [None] * len(finished)
+        if finished:
+            self._note("finish", finished)
         for row, look_up in zip(finished, look_ups, strict=True):
-            self._note("finish", [row])
             self._exit(row, NUM_REGISTERED_TOKENS, look_up)
         for row in paused:
             self._after_turn(row)
@@ -178,11 +187,12 @@ class RecordingScheduler(Scheduler):
         """See `Scheduler.take_drafts`."""
         before = self.state.requests.ledgers[NUM_DRAFT_TOKENS].copy()
         super().take_drafts(rows, draft_token_ids, num_draft_tokens)
-        self._step = int(self._counts[NUM_DISPATCHED])
+        self._reach(self._counts[NUM_DISPATCHED])
         after = self.state.requests.ledgers[NUM_DRAFT_TOKENS]
         changed = np.flatnonzero(before != after)
-        self._rows.append(self._block("draft", changed, num_drafts=after[changed]))
-        self._emit()
+        if changed.size:
+            self._rows.append(self._block("draft", changed, num_drafts=after[changed]))
+            self._emit()
 
     def fail(self, batch: Batch) -> list[str]:
         """See `Scheduler.fail`."""
@@ -192,16 +202,15 @@ class RecordingScheduler(Scheduler):
         for step in range(oldest, end):
             one = self._batches[self._place(step)]
             count = one.num_requests
-            lost.append((step, one.rows[:count].copy(), one.num_scheduled_tokens[:count].copy()))
+            lost.append((one.rows[:count].copy(), one.num_scheduled_tokens[:count].copy()))
         preempted = super().fail(batch)
         self._looks_up = False
-        self._step = oldest
+        self._reach(self._counts[NUM_DISPATCHED] - 1)
         running = before[STATUS] == RUNNING
         rows = [self.rows[name] for name in preempted]
         self._note_preempted([row for row in rows if running[row]], True, tells=False)
-        for step, lost_rows, num_tokens in lost:
-            self._step = step
-            lines = self._block("stale_output", lost_rows, tells=np.zeros(lost_rows.size, np.bool_))
+        for lost_rows, num_tokens in lost:
+            lines = self._block("stale_output", lost_rows, tells=False)
             lines[:, columns.NUM_RETURNED] = num_tokens
             lines[:, columns.NUM_KEPT] = lines[:, columns.STOPPED] = 0
             self._rows.append(lines)
@@ -213,7 +222,7 @@ class RecordingScheduler(Scheduler):
         before = self._ledgers()
         done = super().reset_prefix_cache(preempt_running=preempt_running)
         after = self.state.requests.ledgers
-        self._step = int(self._counts[NUM_DISPATCHED])
+        self._reach(self._counts[NUM_DISPATCHED])
         started_over = (before[STATUS] == RUNNING) & (after[STATUS, : before.shape[1]] != RUNNING)
         self._note_preempted(np.flatnonzero(started_over).tolist(), True)
         idle = (before[STATUS] == PAUSED) | (before[STATUS] == WAITING)
@@ -227,6 +236,15 @@ class RecordingScheduler(Scheduler):
 
     _in_settle = False
 
+    def _reach(self, step: int) -> None:
+        """Events come in this step from now on, or in a later one that others came in. What comes between
+        two steps comes in the next; what returns, in the last that was dispatched."""
+        self._step = max(self._step, int(step))
+
+    def _ledger_table(self) -> Any:
+        """int64[fields, rows]; of an observed table the cells."""
+        return np.asarray(self.state.requests.ledgers)
+
     def _ledgers(self) -> Any:
         return self.state.requests.ledgers[:NUM_FIELDS, : self.settings.num_rows].copy()
 
@@ -238,26 +256,25 @@ class RecordingScheduler(Scheduler):
         found: list[int] = requests.token_ids[row, begin : int(requests.ledgers[NUM_TOKENS, row])].tolist()
         return found
 
-    def _block(self, event: str, rows: Any, tells: Any = None, **arguments: Any) -> Any:
-        """One event for each row, with its counters now; `tells`: for which rows they are those."""
+    def _block(self, event: str, rows: Any, tells: bool = True, **arguments: Any) -> Any:
+        """One event for each row; with its counters now, if it `tells` them."""
         rows = np.asarray(rows, np.int64)
-        lines = np.full((rows.size, NUM_LINES), ABSENT, np.int32)
-        lines[:, CODE], lines[:, STEP] = _CODES[event], self._step & 2**31 - 1
-        lines[:, REQUEST_NUMBER] = self._numbers[rows]
+        lines = np.empty((rows.size, NUM_LINES), np.int32)
+        step = self._step & 2**31 - 1
+        self._fill(
+            lines, _CODES[event], step, rows, self._numbers, self._ledger_table(), _LEDGER_LINES, tells
+        )
         for name, value in arguments.items():
             lines[:, columns.COLUMN_NAMES.index(name)] = value
-        counters = self.state.requests.ledgers[_LEDGER_LINES[:, None], rows].T
-        lines[:, FIRST_COUNTER:] = counters if tells is None else np.where(tells[:, None], counters, ABSENT)
         return lines
 
     def _note(self, event: str, rows: list[int], tells: bool = True, **arguments: int) -> None:
-        told = None if tells else np.zeros(len(rows), np.bool_)
-        self._rows.append(self._block(event, rows, told, **arguments))
+        self._rows.append(self._block(event, rows, tells, **arguments))
 
     def _emit(self) -> None:
         rows, self._rows = self._rows, []
         if rows:
-            self.trace.emit_rows(np.concatenate(rows))
+            self.trace.emit_rows(np.concatenate(rows) if len(rows) > 1 else rows[0])
 
     def _exit(self, row: int, line: int, look_up: int | None = None) -> None:
         self._emit()
@@ -284,22 +301,23 @@ class RecordingScheduler(Scheduler):
         return [None if hit < 0 else hit for hit in found]
 
     def _note_preempted(self, rows: list[int], drop: bool, tells: bool = True) -> None:
+        if rows:
+            self._note("preempt", rows, tells, drop=int(drop))
         for row in rows:
-            self._note("preempt", [row], tells, drop=int(drop))
             self._exit(row, NUM_REGISTERED_AT_PREEMPTION)
 
-    def _note_reclaimed(self, before: Any, batch: Batch, started: set[int]) -> None:
-        """Idle sessions that gave their blocks up; one may have started again in the same step."""
+    def _note_reclaimed(self, before: Any, batch: Batch, started: dict[int, int]) -> None:
+        """Idle sessions that gave their blocks up; one may have `started` again in the same step, at a place
+        of the batch."""
         after = self.state.requests.ledgers
         idle = ((before[STATUS] == PAUSED) | (before[STATUS] == WAITING)) & (before[NUM_COMPUTED_TOKENS] > 0)
         drop = self.settings.drop_stale_output != 0
-        place = {int(row): index for index, row in enumerate(batch.rows[: batch.num_requests])}
         for row in np.flatnonzero(idle).tolist():
             if not self._is_known(row):
                 continue
             if row in started:
                 changed = (
-                    batch.num_computed_tokens[place[row]] != before[NUM_COMPUTED_TOKENS, row]
+                    batch.num_computed_tokens[started[row]] != before[NUM_COMPUTED_TOKENS, row]
                     or after[NUM_REGISTERED_AT_PREEMPTION, row] != before[NUM_REGISTERED_AT_PREEMPTION, row]
                     or after[DROP_STALE, row] != before[DROP_STALE, row]
                 )
@@ -309,14 +327,15 @@ class RecordingScheduler(Scheduler):
             elif after[NUM_COMPUTED_TOKENS, row] == 0:
                 self._note_preempted([row], drop)
 
-    def _note_start(self, before: Any, batch: Batch, index: int) -> None:
-        """A row is admitted, and padded with drafts if its step has any."""
-        row = int(batch.rows[index])
-        starts_at_zero = before[NUM_COMPUTED_TOKENS, row] == 0 or before[STATUS, row] == RUNNING
-        hit = int(batch.num_computed_tokens[index]) if starts_at_zero else 0
-        self._note("admit", [row], False, num_hit_tokens=hit)
-        if batch.num_draft_tokens[index] > 0:
-            self._note("draft", [row], False, num_drafts=int(batch.num_draft_tokens[index]))
+    def _note_starts(self, before: Any, batch: Batch, places: list[int]) -> None:
+        """Rows are admitted, and padded with drafts where their step has any."""
+        rows = batch.rows[places]
+        starts_at_zero = (before[NUM_COMPUTED_TOKENS, rows] == 0) | (before[STATUS, rows] == RUNNING)
+        num_hit_tokens = np.where(starts_at_zero, batch.num_computed_tokens[places], 0)
+        self._rows.append(self._block("admit", rows, False, num_hit_tokens=num_hit_tokens))
+        num_drafts = batch.num_draft_tokens[places]
+        if (padded := num_drafts > 0).any():
+            self._rows.append(self._block("draft", rows[padded], False, num_drafts=num_drafts[padded]))
 
     def _note_fold(self, row: int, chunk: Chunk) -> None:
         if self.trace.header.tokens == NO_TOKENS:
@@ -344,8 +363,8 @@ class RecordingScheduler(Scheduler):
             self._note("abort", [row])
             self._exit(row, NUM_REGISTERED_TOKENS)
 
-    def _emit_with_tokens(self, lines: Any, before: Any, rows: Any) -> None:
-        """Outputs one by one, each with the tokens it kept."""
+    def _emit_with_tokens(self, lines: Any, num_tokens: Any, rows: Any) -> None:
+        """Outputs one by one, each with the tokens it kept behind those that were there."""
         self._emit()
         names = columns.COLUMN_NAMES
         for index, row in enumerate(rows.tolist()):
@@ -353,7 +372,7 @@ class RecordingScheduler(Scheduler):
             if name == "chunk_output":
                 self.trace.emit_rows(lines[index : index + 1])
                 continue
-            begin = int(before[NUM_TOKENS, row])
+            begin = int(num_tokens[index])
             kept = int(lines[index, columns.NUM_KEPT])
             tokens = self.state.requests.token_ids[row, begin : begin + kept].tolist()
             fields = EVENTS[name]._fields

@@ -17,13 +17,16 @@ from draftproof.impl.contracts import plain
 from draftproof.impl.traces import kernel
 from draftproof.impl.traces.columns import (
     CODE,
+    INDEX,
     REQUEST_NUMBER,
     Chunk,
     counters_at,
     empty_chunk,
     event_at,
     put,
+    record_at,
 )
+from draftproof.impl.traces.continuity import MASKS, parts_of_one
 from draftproof.impl.traces.findings import Divergence, explained
 from draftproof.impl.traces.format import (
     EVENT_NAMES,
@@ -34,8 +37,7 @@ from draftproof.impl.traces.format import (
     RequestRecord,
     TraceError,
 )
-from draftproof.impl.traces.packing import parts_with_extras, records_of
-from draftproof.impl.traces.reading import Damage, Named
+from draftproof.impl.traces.parts import Damage, Named
 from draftproof.impl.traces.sources import Source
 from draftproof.spec import ghosts, guards
 from draftproof.spec.ghosts import State, initial_state
@@ -45,6 +47,7 @@ MAX_RECORDS = 1_000_000
 """Of one request."""
 
 EXIT_CODES = tuple(EVENT_NAMES.index(name) for name in ("preempt", "end_turn", "finish", "abort"))
+LAST_CODES = tuple(EVENT_NAMES.index(name) for name in ("finish", "abort"))
 
 
 class Happened(NamedTuple):
@@ -68,16 +71,57 @@ def rules_of(header: Header) -> Rules:
     )
 
 
-def records_of_request(source: Source, name: str) -> tuple[Header, list[RequestRecord], list[str]]:
-    """A request's records, by its id or its number, and what is damaged in the file. Raises TraceError if
-    there is no such request."""
-    found: list[RequestRecord] = []
+class _Gathered:
+    """A request's records, up to the first that is missing, damaged or no record of its kind."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.records: list[RequestRecord] = []
+        self.damage = ""
+        self._has_left = self._may_exit = False
+
+    def take(self, chunk: Chunk, named: Named | None) -> None:
+        """Its records in a chunk. Raises TraceError if they are too many."""
+        rows = np.flatnonzero((chunk.lines[REQUEST_NUMBER] == self.number) & (chunk.lines[CODE] >= 0))
+        extras = dict(named.records) if named is not None else {}
+        for row in rows.tolist():
+            if self.damage:
+                return
+            index, code = int(chunk.lines[INDEX, row]), int(chunk.lines[CODE, row])
+            if not kernel.is_well_formed(chunk.lines, MASKS, row):
+                self._end("is none of its kind")
+            elif chunk.tainted[row]:
+                self._end("lies under no checksum that holds")
+            elif index != len(self.records):
+                self._end(f"should come next, {'a beginning' if index == 0 else f'record {index}'} does")
+            elif code == EXIT and not self._may_exit:
+                self._end("is an exit where no request leaves")
+            else:
+                self.records.append(extras[row] if row in extras else record_at(chunk, row))
+                if code != EXIT:
+                    self._has_left |= code in LAST_CODES
+                    self._may_exit = self._has_left or code in EXIT_CODES
+        if len(self.records) > MAX_RECORDS:
+            raise TraceError(f"request {self.number} has more than {MAX_RECORDS} records")
+
+    def _end(self, why: str) -> None:
+        self.damage = f"request {self.number}: its record {len(self.records)} {why}; it ends here"
+
+
+def records_of_request(source: Source, name: str | int) -> tuple[Header, list[RequestRecord], list[str]]:
+    """A request's records, and what is damaged in the file; behind damage of its own a request has no more.
+
+    A text is an id or, if no request has it, a number; an integer is a number. Raises TraceError if there is
+    no such request, or more than one trace.
+    """
+    is_number = isinstance(name, int) or (name.isascii() and name.isdecimal() and len(name) <= 10)
+    by_number = _Gathered(int(name) if is_number else -1)
+    by_id: _Gathered | None = None
     header: Header | None = None
     damages: list[str] = []
-    number = -1
     with ThreadPoolExecutor(1) as pool:
         named: Named | None = None
-        for part in parts_with_extras(source, pool):
+        for part in parts_of_one(source, pool):
             if isinstance(part, Header):
                 header = header or part
             elif isinstance(part, Named):
@@ -85,37 +129,26 @@ def records_of_request(source: Source, name: str) -> tuple[Header, list[RequestR
             elif isinstance(part, Damage):
                 damages.append(f"{part.place}: {part.sentence}")
             else:
-                if number < 0:
-                    number = _number_of(part, named, name)
-                if number >= 0:
-                    found += _of_request(part, named, number)
+                if by_id is None and isinstance(name, str):
+                    by_id = _with_id(named, name)
+                for gathered in (by_id, by_number):
+                    if gathered is not None and gathered.number >= 0:
+                        gathered.take(part, named)
                 named = None
-            if len(found) > MAX_RECORDS:
-                raise TraceError(f"request {name} has more than {MAX_RECORDS} records")
-    if header is None or not found:
+    found = by_number if by_id is None else by_id
+    if found.damage and not found.records:
+        raise TraceError(f"no request {name!r} can be shown: {found.damage}")
+    if header is None or not found.records:
         raise TraceError(f"no request {name!r} is in {source.paths[0]}: give its id, or its number")
-    return header, found, damages
+    return header, found.records, [*damages, found.damage] if found.damage else damages
 
 
-def _number_of(chunk: Chunk, named: Named | None, name: str) -> int:
-    """The number of the request with this id, or this number if it begins here; -1 if it is not here."""
+def _with_id(named: Named | None, name: str) -> _Gathered | None:
+    """The first request of a chunk that has this id."""
     for _, record in named.records if named is not None else ():
         if isinstance(record, Request) and record.id == name:
-            return record.request
-    if name.isdecimal() and int(name) < 2**31:
-        begins = (chunk.lines[CODE] == REQUEST) & (chunk.lines[REQUEST_NUMBER] == int(name))
-        if begins.any():
-            return int(name)
-    return -1
-
-
-def _of_request(chunk: Chunk, named: Named | None, number: int) -> Iterator[Any]:
-    rows = np.flatnonzero((chunk.lines[REQUEST_NUMBER] == number) & (chunk.lines[CODE] >= 0))
-    extras = dict(named.records) if named is not None else {}
-    part = Chunk(chunk.lines[:, rows], chunk.sequences[rows], chunk.tainted[rows])
-    records: Iterable[Any] = records_of(part, None)
-    for row, record in zip(rows.tolist(), records, strict=True):
-        yield extras.get(row, record)
+            return _Gathered(record.request)
+    return None
 
 
 def replayed(records: Iterable[RequestRecord], rules: Rules) -> Iterator[Happened]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import msgspec
 
 from draftproof.impl.traces.checking import EXIT_STATUS, UNREADABLE, VIOLATED, Report
-from draftproof.impl.traces.coverage import NEVER
+from draftproof.impl.traces.coverage import IN_PART, NEVER
 from draftproof.impl.traces.findings import ACCOUNTING, ORDER
 from draftproof.impl.traces.sources import Unreadable
 from draftproof.impl.traces.timeline import printable
@@ -28,13 +29,13 @@ def exit_status(reports: Sequence[Report], unreadable: Sequence[Unreadable]) -> 
 
 
 def as_json(reports: Sequence[Report], unreadable: Sequence[Unreadable]) -> str:
-    """Everything, for programs."""
+    """Everything, for programs. All but ASCII is escaped: a path may hold bytes that are no text."""
     found = {
         "exit_status": exit_status(reports, unreadable),
         "reports": reports,
         "unreadable": [one._asdict() for one in unreadable],
     }
-    return msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
+    return json.dumps(msgspec.to_builtins(found), indent=1)
 
 
 def as_text(reports: Sequence[Report], unreadable: Sequence[Unreadable], num_shown: int) -> str:
@@ -66,8 +67,10 @@ def _report(report: Report, num_shown: int) -> list[str]:
     lines += [f"    {sentence}" for sentence in report.damages[:num_shown]]
     if report.remarks:
         lines.append(f"  a live checker remarked {len(report.remarks)} times: {report.remarks[0]}")
+    if IN_PART in report.not_checked:
+        lines.append(f"  checked in part only: {report.not_checked[IN_PART]}")
     for theorem, reason in report.not_checked.items():
-        if theorem not in NEVER:
+        if theorem not in NEVER and theorem != IN_PART:
             lines.append(f"  {theorem} was not checked: {reason}")
     lines.append(f"  never in a trace: {', '.join(NEVER)}")
     return lines

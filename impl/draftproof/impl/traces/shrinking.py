@@ -1,8 +1,9 @@
 """What is the least that shows it? A violating trace made smaller, event by event and number by number.
 
-Only the first request that diverges is kept, up to where it does. Events are taken out, and numbers made
-smaller, as long as every event left may come where it comes, and the last one breaks the same theorems. What
-the engine told there is moved along: it stays as far from the accounting's counters as it was.
+Only the first request that diverges is kept, up to where it does. Events are taken out, up to a later
+admission or here and there, and numbers made smaller, as long as every event left may come where it comes,
+and the last one breaks the same theorems. What the engine told there is moved along: it stays on the same
+side of the accounting's counters as it was, as far from them or nearer.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from draftproof.impl.traces.format import (
     encode,
 )
 from draftproof.impl.traces.replaying import Happened, replayed, rules_of
+from draftproof.spec.algebra import floor_to_block
 from draftproof.spec.events import BOOLEAN_ARGUMENTS, EVENTS
 from draftproof.spec.ledger import STATUS_NAMES, Rules
 
 Records = list[RequestRecord]
 MAX_TRIES = 20_000
+MAX_PAIRED = 64
+"""In a trace with more records no two are left out at once."""
 
 
 class _Shrinker:
@@ -58,6 +62,11 @@ class _Shrinker:
             for place, one in enumerate(happened)
             if place == last or not isinstance(one.record, Exit)
         ]
+
+    @property
+    def distance(self) -> int:
+        """Between what the engine told at the end and the accounting."""
+        return sum(map(abs, self.errors.values()))
 
     def tried(self, records: Sequence[RequestRecord]) -> Records | None:
         """The records as a trace of their own, if they show the same; else None."""
@@ -87,7 +96,10 @@ class _Shrinker:
             registered = _registered(before) + error
             if registered < 0 <= record.num_registered_tokens:
                 return None
-            look_up = record.look_up if "look_up" in self.errors else None
+            look_up = None
+            if "look_up" in self.errors:
+                findable = floor_to_block(before.after.ledger.num_tokens - 1, self.rules.block_size)
+                look_up = max(min(_registered(before), findable) + self.errors["look_up"], 0)
             last = msgspec.structs.replace(
                 record, sequence=place, index=place, num_registered_tokens=registered, look_up=look_up
             )
@@ -106,15 +118,13 @@ class _Shrinker:
         self, record: RequestRecord, one: Happened, place: int, errors: dict[str, int]
     ) -> RequestRecord:
         """The record with the counters that its engine would tell here."""
+        record = _without_tokens(record)
         if isinstance(record, Request):
-            return msgspec.structs.replace(record, sequence=place, token_ids=None, token_hashes=None)
+            return msgspec.structs.replace(record, sequence=place)
         fields: dict[str, Any] = {"sequence": place, "index": place}
         after: After | None = record.after  # type: ignore[attr-defined]
         if after is not None:
             fields["after"] = After(**_told(after, one, errors))
-        for name in ("token_ids", "token_hashes"):
-            if hasattr(record, name):
-                fields[name] = None
         return msgspec.structs.replace(record, **fields)
 
 
@@ -141,6 +151,11 @@ def _told(after: After, one: Happened, errors: dict[str, int]) -> dict[str, Any]
     return told
 
 
+def _without_tokens(record: RequestRecord) -> RequestRecord:
+    fields = {name: None for name in ("token_ids", "token_hashes") if hasattr(record, name)}
+    return msgspec.structs.replace(record, **fields) if fields else record
+
+
 def _silent(record: RequestRecord) -> RequestRecord:
     """The record without what the engine tells, so that only the event is judged."""
     if isinstance(record, Request | Exit):
@@ -152,14 +167,49 @@ def shrink(records: Records, header: Header) -> Records:
     """The smallest trace found. Raises TraceError if the records violate nothing."""
     search = _Shrinker(records, rules_of(header))
     best = search.tried(search.records)
-    if best is None:  # an exit whose look-up depends on what is not here: leave it as it is
-        return search.records
+    if best is None:  # what the engine told cannot be told anew: leave it as it is
+        return [_without_tokens(record) for record in search.records]
     while True:
-        size = len(best), _sum(best)
+        size = len(best), _sum(best), search.distance
+        best = _nearer(best, search)
+        best = _later(best, search)
         best = _fewer(best, search.tried, search)
+        best = _without_steps(best, search.tried, search)
         best = _smaller(best, search.tried, search)
-        if (len(best), _sum(best)) >= size or search.num_tries > MAX_TRIES:
+        best = _smaller_here(best, search.tried, search)
+        if (len(best), _sum(best), search.distance) >= size or search.num_tries > MAX_TRIES:
             return best
+
+
+def _nearer(best: Records, search: _Shrinker) -> Records:
+    """Bring what the engine told nearer to the accounting's counters; what is registered by whole blocks."""
+    for name, error in search.errors.items():
+        unit = search.rules.block_size if name in ("num_registered_tokens", "look_up") else 1
+        for nearer in dict.fromkeys((unit, abs(error) // 2 // unit * unit)):
+            if not 0 < nearer < abs(error):
+                continue
+            search.errors[name] = nearer if error > 0 else -nearer
+            made = search.tried(best)
+            if made is not None:
+                best = made
+                break
+            search.errors[name] = error
+    return best
+
+
+def _later(best: Records, search: _Shrinker) -> Records:
+    """Begin at a later admission, with what was known there as the prompt."""
+    first = best[0]
+    known = [one.before.ledger.num_tokens for one in replayed(map(_silent, best), search.rules)]
+    for place in range(len(best) - 1, 1, -1):
+        if best[place].__struct_config__.tag != "admit" or not isinstance(first, Request):
+            continue
+        made = search.tried(
+            [msgspec.structs.replace(first, num_prompt_tokens=int(known[place])), *best[place:]]
+        )
+        if made is not None:
+            return made
+    return best
 
 
 def _fewer(best: Records, tried: Callable[[Records], Records | None], search: _Shrinker) -> Records:
@@ -176,6 +226,28 @@ def _fewer(best: Records, tried: Callable[[Records], Records | None], search: _S
                 place += 1 if length <= 4 else length // 2
         length //= 2
     return best
+
+
+def _without_steps(best: Records, tried: Callable[[Records], Records | None], search: _Shrinker) -> Records:
+    """Leave out two events that belong together and have others between them, such as a step's dispatch and
+    its return; with the first also the drafts before it."""
+    place = 1
+    while place < len(best) - 2 and len(best) <= MAX_PAIRED:
+        for other in range(place + 1, len(best) - 1):
+            if search.num_tries > MAX_TRIES:
+                return best
+            both = {place, other}
+            leaves_out = [both, both | {place - 1}] if place > 1 else [both]
+            made = next(filter(None, (tried(_without(best, places)) for places in leaves_out)), None)
+            if made is not None:
+                best, place = made, max(place - 2, 0)
+                break
+        place += 1
+    return best
+
+
+def _without(records: Records, places: set[int]) -> Records:
+    return [record for place, record in enumerate(records) if place not in places]
 
 
 def _with_less_prompt(rest: Records, left_out: Records) -> Records:
@@ -201,6 +273,23 @@ def _smaller(best: Records, tried: Callable[[Records], Records | None], search: 
     return best
 
 
+def _smaller_here(best: Records, tried: Callable[[Records], Records | None], search: _Shrinker) -> Records:
+    """Put a smaller number in one place."""
+    for place in range(len(best)):
+        for name in _arguments(best[place]):
+            value: int = getattr(best[place], name)
+            least = 1 if name == "num_prompt_tokens" else 0
+            for smaller in dict.fromkeys((least, 1, 2, value // 2, value - 1)):
+                if not least <= smaller < value or search.num_tries > MAX_TRIES:
+                    continue
+                changed = msgspec.structs.replace(best[place], **{name: smaller})
+                made = tried([*best[:place], changed, *best[place + 1 :]])
+                if made is not None:
+                    best = made
+                    break
+    return best
+
+
 def _arguments(record: RequestRecord) -> tuple[str, ...]:
     if isinstance(record, Request):
         return ("num_prompt_tokens",)
@@ -211,7 +300,7 @@ def _arguments(record: RequestRecord) -> tuple[str, ...]:
 
 
 def _values(record: RequestRecord) -> list[int]:
-    return [getattr(record, name) for name in _arguments(record) if getattr(record, name) > 1]
+    return [getattr(record, name) for name in _arguments(record) if getattr(record, name) > 0]
 
 
 def _sum(records: Records) -> int:
