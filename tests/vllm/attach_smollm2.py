@@ -50,7 +50,7 @@ def generate(folder: str, scheduler_class: str | None) -> dict[str, Any]:
     )
     tokenizer = llm.get_tokenizer()
     prompts = [list(tokenizer.encode(text)) for text in QUESTIONS]
-    most = list(MOST_TOKENS)
+    most: list[int] = [*MOST_TOKENS]
     count = list(tokenizer.encode(COUNT))
     for num_left_out in range(4):  # the steps' ends fall on all four places before the length
         prompts.append(count[num_left_out:])
