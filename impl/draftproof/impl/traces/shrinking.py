@@ -2,8 +2,9 @@
 
 Only the first request that diverges is kept, up to where it does. Events are taken out, up to a later
 admission or here and there, and numbers made smaller, as long as every event left may come where it comes,
-and the last one breaks the same theorems. What the engine told there is moved along: it stays on the same
-side of the accounting's counters as it was, as far from them or nearer.
+and the last one breaks the same theorems and is of the same kind: a stop that trims tokens remains one. What
+the engine told there is moved along: it stays on the same side of the accounting's counters as it was, as far
+from them or nearer.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Shrinker:
         found = happened[-1].divergence
         if found is None:
             raise TraceError("the trace violates nothing: there is nothing to shrink")
-        self.wanted = found
+        self.wanted, self.kind = found, _kind(happened[-1].record)
         self.errors = {
             name: int(value) - int(expected)
             if isinstance(value, int) and isinstance(expected, int)
@@ -111,7 +112,7 @@ class _Shrinker:
         found = one.divergence
         if found is None:
             return False
-        same = set(found.theorems) == set(self.wanted.theorems)
+        same = set(found.theorems) == set(self.wanted.theorems) and _kind(one.record) == self.kind
         return same and set(found.counters) == set(self.wanted.counters)
 
     def _telling(
@@ -126,6 +127,13 @@ class _Shrinker:
         if after is not None:
             fields["after"] = After(**_told(after, one, errors))
         return msgspec.structs.replace(record, **fields)
+
+
+def _kind(record: RequestRecord) -> tuple[bool, ...]:
+    """What smaller numbers may not change about the last event, or they would tell another story."""
+    num_accepted = getattr(record, "num_accepted", None)
+    trims = num_accepted is not None and getattr(record, "num_kept", 0) <= num_accepted
+    return trims, bool(getattr(record, "stopped", 0)), getattr(record, "num_chunk_tokens", 0) == 1
 
 
 def _registered(one: Happened) -> int:
@@ -261,12 +269,14 @@ def _with_less_prompt(rest: Records, left_out: Records) -> Records:
 
 
 def _smaller(best: Records, tried: Callable[[Records], Records | None], search: _Shrinker) -> Records:
-    """Put smaller numbers for a number wherever it stands, or lower it by the same everywhere."""
+    """Put smaller numbers for a number wherever it stands, and with it for the next one: a step's size is one
+    more than its drafts."""
     for value in sorted({value for record in best for value in _values(record)}, reverse=True):
         for smaller in (0, 1, 2, value // 2, value - 1):
             if smaller >= value or search.num_tries > MAX_TRIES:
                 continue
-            made = tried([_replaced(record, value, smaller) for record in best])
+            lower = [_replaced(record, value, smaller) for record in best]
+            made = tried(lower) or tried([_replaced(record, value + 1, smaller + 1) for record in lower])
             if made is not None:
                 best = made
                 break
