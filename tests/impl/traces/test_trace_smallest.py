@@ -34,6 +34,12 @@ def trims(record: Any) -> bool:
     return hasattr(record, "num_accepted") and record.num_accepted >= record.num_kept
 
 
+def uncounted(record: Any, divergence: Any) -> bool:
+    """Whether C is too far by exactly what was cut off."""
+    expected, found = divergence.counters["num_computed_tokens"]
+    return bool(found - expected == record.num_accepted + 1 - record.num_kept > 0)
+
+
 def smaller_by_one(records: Any, search: Any) -> list[Any]:
     """What is left of the trace with one record or one number less, where that shows the same."""
     found = []
@@ -65,6 +71,9 @@ def test_nothing_can_be_left_out(tmp_path: Path, name: str, asynchronous: bool) 
         assert set(last.divergence.theorems) == set(found.theorems)
         *_, first = replayed(whole, rules_of(header))
         assert trims(last.record) == trims(first.record)
+        assert first.divergence is not None
+        if name == "trim-uncounted":
+            assert uncounted(first.record, first.divergence) and uncounted(last.record, last.divergence)
         assert not smaller_by_one(smallest, _Shrinker(smallest, rules_of(header)))
         out = tmp_path / f"small{place}.ndjson"
         shrinking.write(smallest, header, out)
@@ -96,3 +105,35 @@ def test_a_look_up_stays_as_short_as_it_was(tmp_path: Path) -> None:
     end = smallest[-1]
     assert isinstance(end, Exit) and (end.num_registered_tokens, end.look_up) == (2, 0)
     assert len(smallest) <= 6 and getattr(smallest[0], "num_prompt_tokens", 0) <= 3
+
+
+def test_what_a_stop_cut_off_and_what_is_uncounted_get_smaller_together(tmp_path: Path) -> None:
+    """Or the small trace would show an engine that forgets some of what it cut off: another fault."""
+    rules = rules_for(False)._replace(num_speculative_tokens=3)
+    with TraceWriter(tmp_path / "a.ndjson", header_for(rules), in_background=False) as trace:
+        number = trace.request("a", 9, step=0)
+        trace.emit("admit", number, step=0, num_hit_tokens=0)
+        trace.emit("schedule", number, step=0, num_new_tokens=9)
+        trace.emit(
+            "output", number, step=0, num_returned=9, num_drafts=0, num_accepted=0, num_kept=1, stopped=0
+        )
+        trace.emit("draft", number, step=1, num_drafts=3)
+        trace.emit("schedule", number, step=1, num_new_tokens=4)
+        trace.emit(
+            "output",
+            number,
+            step=1,
+            num_returned=4,
+            num_drafts=3,
+            num_accepted=3,
+            num_kept=1,
+            stopped=1,
+            after={"num_computed_tokens": 13},  # of those that are kept 10 are computed
+        )
+    header, whole, _ = records_of_request(Source((str(tmp_path / "a.ndjson"),), 0), "a")
+    smallest = shrinking.shrink(whole, header)
+    *_, last = replayed(smallest, rules_of(header))
+    assert last.divergence is not None and set(last.divergence.theorems) == {"T1", "T2"}
+    assert uncounted(last.record, last.divergence)
+    record: Any = last.record
+    assert (record.num_accepted, record.num_kept) == (2, 1)

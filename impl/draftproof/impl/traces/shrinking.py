@@ -57,6 +57,9 @@ class _Shrinker:
             else 1  # a status: it stays the one that was told
             for name, (expected, value) in found.counters.items()
         }
+        num_trimmed = _num_trimmed(happened[-1].record)
+        self.trimmed = {name for name, error in self.errors.items() if error == num_trimmed > 0}
+        """Counters that are wrong by what a stop cut off: they stay so."""
         last = len(happened) - 1
         self.records = [
             one.record
@@ -106,7 +109,8 @@ class _Shrinker:
             )
             return [*made, last]
         *_, one = replayed(silent, self.rules)
-        return [*made, self._telling(record, one, place, self.errors)]
+        errors = self.errors | dict.fromkeys(self.trimmed, _num_trimmed(record))
+        return [*made, self._telling(record, one, place, errors)]
 
     def _is_wanted(self, one: Happened) -> bool:
         found = one.divergence
@@ -131,9 +135,14 @@ class _Shrinker:
 
 def _kind(record: RequestRecord) -> tuple[bool, ...]:
     """What smaller numbers may not change about the last event, or they would tell another story."""
+    trims, stops = _num_trimmed(record) > 0, bool(getattr(record, "stopped", 0))
+    return trims, stops, getattr(record, "num_chunk_tokens", 0) == 1
+
+
+def _num_trimmed(record: RequestRecord) -> int:
+    """How many tokens that a step brought were cut off again."""
     num_accepted = getattr(record, "num_accepted", None)
-    trims = num_accepted is not None and getattr(record, "num_kept", 0) <= num_accepted
-    return trims, bool(getattr(record, "stopped", 0)), getattr(record, "num_chunk_tokens", 0) == 1
+    return 0 if num_accepted is None else max(num_accepted + 1 - getattr(record, "num_kept", 0), 0)
 
 
 def _registered(one: Happened) -> int:
@@ -192,6 +201,8 @@ def shrink(records: Records, header: Header) -> Records:
 def _nearer(best: Records, search: _Shrinker) -> Records:
     """Bring what the engine told nearer to the accounting's counters; what is registered by whole blocks."""
     for name, error in search.errors.items():
+        if name in search.trimmed:
+            continue
         unit = search.rules.block_size if name in ("num_registered_tokens", "look_up") else 1
         for nearer in dict.fromkeys((unit, abs(error) // 2 // unit * unit)):
             if not 0 < nearer < abs(error):
