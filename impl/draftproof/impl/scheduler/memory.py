@@ -109,7 +109,9 @@ def zeros(num_cells: int, dtype: Any) -> Any:
     """
     num_bytes = max(num_cells, 1) * np.dtype(dtype).itemsize
     # Private: a process that is forked has a scheduler of its own.
-    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    private: dict[str, Any] = {}
+    if hasattr(mmap, "MAP_PRIVATE"):
+        private["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
         memory = mmap.mmap(-1, num_bytes, **private)
     except (OSError, OverflowError, ValueError) as problem:
