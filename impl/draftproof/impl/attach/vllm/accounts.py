@@ -29,7 +29,7 @@ from draftproof.impl.ledger_table import (
 )
 from draftproof.spec.ghosts import State
 from draftproof.spec.guards import num_schedulable
-from draftproof.spec.ledger import PAUSED, PREEMPTED, RUNNING, STATUS_NAMES
+from draftproof.spec.ledger import PAUSED, PREEMPTED, RUNNING, STATUS_NAMES, WAITING
 
 LINES = np.array(
     [
@@ -43,6 +43,8 @@ LINES = np.array(
     ]
 )
 """In the order of `naming.COMPARED`."""
+COMPUTED_LINE, STATUS_LINE = 1, 6
+"""Of a request that waits for KV from outside: what is to come is counted as computed."""
 FINISHED_LINES = 5
 """Of a request that has left, only N, C, P, F and S are still what its last output made them."""
 
@@ -163,6 +165,9 @@ class Accounts:
         if left:
             different[:, FINISHED_LINES:] = False
         different &= self.ledgers.judged[rows][:, None]
+        if self.view.connected:
+            waits = np.isin(self.ledgers.table[STATUS, rows], (WAITING, PREEMPTED))
+            different[:, (COMPUTED_LINE, STATUS_LINE)] &= ~waits[:, None]
         if not different.any():
             return
         for place in np.nonzero(different.any(axis=1))[0].tolist():

@@ -70,6 +70,12 @@ class Shadow:
             self._token_ids[block_id][offset : offset + count] = token_ids[place : place + count]
             place += count
 
+    def forget(self, table: Sequence[Any], end: int) -> None:
+        """Somebody else may have written what is there before position `end`."""
+        self.complete = False
+        for block in table[: -(-end // self.block_size)]:
+            self._digests.pop(block.block_id, None)
+
     def mismatch(self, table: Sequence[Any], start: int, expected: Sequence[int]) -> Mismatch | None:
         """The first position from `start` on whose slot does not hold the expected digest."""
         size = self.block_size

@@ -234,6 +234,8 @@ class Dispatcher:
                     request.all_token_ids[-1],
                     min(kept, start),
                 )
+                if watched.is_stranger:
+                    self._watch.shadow.forget(watched.table, start)
             lives.append(watched.life)
             awaited = request.num_output_placeholders
             if asynchronous and not request.is_prefill_chunk:

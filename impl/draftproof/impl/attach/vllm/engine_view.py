@@ -54,6 +54,8 @@ class View(NamedTuple):
     """Whether there is one group of full attention whose block tables this process alone changes."""
     caching: bool
     """Whether blocks are published, and can be looked up block by block."""
+    connected: bool
+    """Whether KV may come from outside: then a request that waits may have computed tokens already."""
     left_out: tuple[str, ...]
     """What is not judged, and why."""
 
@@ -64,11 +66,12 @@ def view(scheduler: Any, *, asynchronous: bool) -> View:
     left_out = []
     counts = getattr(scheduler, "num_sampled_tokens_per_step", 1) == 1
     if not counts:
-        left_out.append("counters: this model samples no token a step (pooling, diffusion)")
+        left_out.append("counters and content: this model samples no token a step (pooling, diffusion)")
     plain = len(managers) == 1 and type(managers[0]).__name__ == "FullAttentionManager"
     if not plain:
         left_out.append("blocks, content and lost blocks: the KV cache is not one group of full attention")
     connected = any(getattr(scheduler, name, None) is not None for name in ("connector", "ec_connector"))
+    connected = connected or bool(getattr(scheduler, "defer_block_free", False))
     if connected:
         left_out.append("blocks, content and lost blocks: a connector moves KV from outside")
     block_size = int(managers[0].block_size) if plain else int(scheduler.block_size)
@@ -89,6 +92,7 @@ def view(scheduler: Any, *, asynchronous: bool) -> View:
         counts=counts,
         blocks=blocks,
         caching=caching,
+        connected=connected,
         left_out=tuple(left_out),
     )
 
@@ -175,6 +179,13 @@ def sampled(output: Any, request_id: str) -> list[int]:
     if place is None or not output.sampled_token_ids:
         return []
     return list(output.sampled_token_ids[place])
+
+
+def has_failed_loads(output: Any) -> bool:
+    """Whether KV that a connector was to bring did not come: what was computed is then counted anew."""
+    loaded = getattr(output, "kv_connector_output", None)
+    names = ("invalid_block_ids", "failed_recving")
+    return loaded is not None and any(getattr(loaded, name, None) for name in names)
 
 
 def num_sampled(output: Any, request_ids: Sequence[str]) -> Any:

@@ -23,7 +23,7 @@ from draftproof.impl.attach.vllm.settings import Settings
 from draftproof.impl.attach.vllm.settling import Returning, Settler
 from draftproof.impl.attach.vllm.tails import Tails
 from draftproof.impl.attach.vllm.watched import Dispatched, Watched
-from draftproof.spec.ledger import PAUSED, RUNNING
+from draftproof.spec.ledger import PAUSED, RUNNING, WAITING
 
 logger = logging.getLogger("draftproof.attach.vllm")
 
@@ -40,7 +40,7 @@ class Watch:
             report.leave_out(reason)
         self.accounts = Accounts(self.view, report, codes)
         self.owners, self.tails = Owners(), Tails()
-        content = settings.content and self.view.blocks
+        content = settings.content and self.view.blocks and self.view.counts
         self.shadow = Shadow(self.view.rules.block_size, complete=not scheduler.requests) if content else None
         self.watched: dict[str, Watched] = {}
         self.in_flight: deque[Dispatched] = deque()
@@ -79,6 +79,7 @@ class Watch:
         self.report.leave_out("counters of a request that was there before the watch, or came another way")
         watched = self._start(request)
         watched.judged = False
+        watched.is_stranger = True
         return watched
 
     def _begin(self, scheduler: Any) -> None:
@@ -132,6 +133,10 @@ class Watch:
     def before_update(self, scheduler: Any, output: Any, brought: Any) -> Returning:
         """A step has returned, and the engine has not seen it yet: so far the step's content is judged."""
         self._begin(scheduler)
+        if engine_view.has_failed_loads(brought):
+            for watched in self.watched.values():
+                if watched.judged:
+                    self.unjudge(watched, "requests that were there when KV from outside did not come")
         return self.settler.returning(output, brought)
 
     def after_update(self, scheduler: Any, returning: Returning, results: Any) -> None:
@@ -160,7 +165,7 @@ class Watch:
             self.leaving.leave(scheduler, watched, "abort", ABORT)
             watched = None
         if there is not None and watched is None:
-            if there is request and request.num_computed_tokens == 0 and not request.num_output_tokens:
+            if there is request and self._begins(request):
                 watched = self._start(request)
                 if self.recording is not None and watched.judged:
                     self.recording.arrive(watched, request.num_prompt_tokens, self.accounts.step)
@@ -171,6 +176,11 @@ class Watch:
             self.accounts.compare([watched])
         self._queues(scheduler)
         self._flush()
+
+    def _begins(self, request: Any) -> bool:
+        """Whether nothing has happened to the request yet."""
+        nothing = request.num_computed_tokens == 0 and not request.num_output_tokens
+        return nothing and self.codes[request.status] == WAITING
 
     def _start(self, request: Any) -> Watched:
         watched = self.accounts.start(request)

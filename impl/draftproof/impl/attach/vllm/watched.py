@@ -14,6 +14,7 @@ class Watched:
         "_judged",
         "_ledgers",
         "digests",
+        "is_stranger",
         "life",
         "request",
         "request_id",
@@ -29,6 +30,8 @@ class Watched:
         """In the reference ledgers; -1 once it has left."""
         self._ledgers = ledgers
         self._judged = True
+        self.is_stranger = False
+        """Whether its beginning was not seen."""
         self.table: list[Any] = []
         """The blocks it holds, as far as the messages told."""
         self.digests: list[int] = []
