@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from typing import Any
 
 import pytest
@@ -239,6 +240,19 @@ def test_a_distinct_violation_is_logged_once_and_counted_always(caplog: pytest.L
     assert 'draftproof_vllm_violations_total{kind="accounting",theorem="T2+T3+invariant"} 2' in (
         there.report.metrics()
     )
+
+
+def test_checks_that_cannot_be_loaded_do_not_stop_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As without Numba, or with one that does not fit: it is imported with the first scheduler that runs."""
+    monkeypatch.setitem(sys.modules, "draftproof.impl.attach.vllm.watch", None)
+    there = world(Settings())
+    there.scheduler.add_request(engine.new_request("a", [1, 2, 3], max_tokens=2))
+    there.settle(there.scheduler.schedule(), a=[10])
+    assert there.scheduler.requests["a"].num_tokens == 4
+    assert list(there.report.unjudged) == ["everything: the checks themselves failed"]
+    assert caplog.text.count("the checks of this scheduler failed and are off now") == 1
 
 
 def test_a_failure_of_the_checks_does_not_stop_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,11 +43,11 @@ class Around:
         """A scheduler's watch, begun at the first call; None if it is not watched any more."""
         there = vars(scheduler)
         if PLACE not in there:
-            # Not before: it brings Numba, and vLLM 0.32's workers for CPUs do not start in a process that has
-            # imported Numba already (`triton_utils.dispatcher` looks into every module there is).
-            from draftproof.impl.attach.vllm.watch import Watch
-
             try:
+                # Not before: it brings Numba, and vLLM 0.32's workers for CPUs do not start in a process that
+                # has imported Numba already (`triton_utils.dispatcher` looks into every module there is).
+                from draftproof.impl.attach.vllm.watch import Watch
+
                 there[PLACE] = watch = Watch(
                     scheduler,
                     self.settings,

@@ -63,7 +63,8 @@ MOVE_WIDTH = VERDICT + 1
 FIRST_FOUND = MOVE_WIDTH
 NUM_FOUND = 7
 """The engine's N, C, P, F, S, D and status follow, the status as the specification's number."""
-NUM_DRAFTS, SAMPLES, START, END, FIRST_BLOCK, LAST_BLOCK = range(FIRST_FOUND + NUM_FOUND, MOVE_WIDTH + 13)
+FIRST_OF_STEP = FIRST_FOUND + NUM_FOUND
+NUM_DRAFTS, SAMPLES, START, END, FIRST_BLOCK, LAST_BLOCK = range(FIRST_OF_STEP, FIRST_OF_STEP + 6)
 """Of a step that is dispatched: drafts it verifies; whether it samples; the positions it writes, the last one
 exclusive, and the blocks these lie in."""
 WIDTH = LAST_BLOCK + 1
